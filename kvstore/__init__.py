@@ -1,0 +1,1 @@
+"""The shared language of kvharbor, and the client that an inference engine imports."""

@@ -1,0 +1,1 @@
+"""Real processes on loopback, killed and stopped on purpose."""

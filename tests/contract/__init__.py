@@ -1,0 +1,1 @@
+"""One suite per port, run against the real adapter and its fake."""

@@ -1,0 +1,1 @@
+"""The whole control plane in one thread, under virtual time, from a seed."""

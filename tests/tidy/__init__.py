@@ -1,0 +1,1 @@
+"""The house rules that no linter knows: sizes, banned calls, owners, packaging."""
