@@ -1,1 +1,1 @@
-"""The shared language of kvharbor, and the client that an inference engine imports."""
+"""kvharbor's shared language and client SDK: what an inference engine imports."""

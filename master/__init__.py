@@ -1,1 +1,1 @@
-"""The master: knows where every page is, grants plans, leases and room; moves no page bytes."""
+"""The master: knows where every page is; moves no page bytes."""

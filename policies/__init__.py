@@ -1,1 +1,1 @@
-"""Pure decisions behind registries: no input or output, no clock, no randomness of their own."""
+"""Pure decisions: eviction, placement. No I/O, no clock, no randomness of their own."""

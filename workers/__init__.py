@@ -1,1 +1,1 @@
-"""Workers: lend memory, move and hold page bytes; the prefill and decode programs."""
+"""Workers: lend memory, move and hold bytes; prefill and decode workers."""

@@ -1,0 +1,81 @@
+"""Every bound and default, in one place, with the relations between them.
+
+DESIGN: a queue, table, message or wait without a bound here is a defect (I7). `documented()` is
+the table in ARCHITECTURE.md; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Time, in seconds of the monotonic clock.
+LEASE_TTL_S: Final = 10.0
+LEASE_TTL_MAX_S: Final = 10.0
+LEASE_MARGIN_S: Final = 0.5
+PUT_TIMEOUT_BASE_S: Final = 5.0
+PUT_BYTES_PER_S_MIN: Final = 100_000_000
+HEARTBEAT_INTERVAL_S: Final = 0.5
+WORKER_LOST_AFTER_S: Final = 3.0
+WORKER_FENCED_AFTER_S: Final = WORKER_LOST_AFTER_S / 2
+PAGE_TTL_S: Final = 1800.0
+PAGE_TTL_MIN_S: Final = 1.0
+PAGE_TTL_MAX_S: Final = 7 * 86400.0
+PAGE_AGE_MAX_S: Final = 86400.0
+SEGMENT_FORGET_S: Final = 7 * 86400.0
+CALL_TIMEOUT_S: Final = 10.0
+CALL_TIMEOUT_MAX_S: Final = 600.0
+HELLO_TIMEOUT_S: Final = 5.0
+RECONNECT_DELAY_MIN_S: Final = 0.02
+RECONNECT_DELAY_MAX_S: Final = 2.0
+
+# Pages, parts, space.
+PAGE_TOKENS: Final = 64
+CHUNK_BYTES: Final = 64 * MIB
+CHUNK_EXTENTS_MAX: Final = 4096
+EXTENT_ALIGN_BYTES: Final = 4 * KIB
+BATCH_PAGES_MAX: Final = 4096
+RUN_PAGES_MAX: Final = 256
+PARTS_MAX: Final = 1024
+TOKENS_PER_PAGE_MAX: Final = 65_536
+REPLICAS_MAX: Final = 8
+WATERMARK_HIGH: Final = 0.95
+WATERMARK_LOW: Final = 0.93
+QUARANTINE_FRACTION_MAX: Final = 0.25
+PULL_TRIES_MAX: Final = 3
+
+# Messages, sessions, queues.
+FRAME_BYTES_MAX: Final = 8 * MIB
+NAME_BYTES_MAX: Final = 512
+REQUESTS_IN_FLIGHT_MAX: Final = 1024
+SEND_QUEUE_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
+SESSIONS_MAX: Final = 4096
+WAITING_PUTS_MAX: Final = 4096
+IDEMPOTENT_REPLIES_MAX: Final = 4096
+EVENT_RING_ENTRIES: Final = 10_000
+BUFFERS_PER_SESSION_MAX: Final = 256
+SUSPECTS_MAX: Final = 1024
+TOMBSTONES_MAX: Final = 65_536
+NAMESPACES_MAX: Final = 65_536
+
+# Ports.
+MASTER_PORT: Final = 7700
+MASTER_ADMIN_PORT: Final = 7701
+WORKER_PORT: Final = 7710
+WORKER_ADMIN_PORT: Final = 7711
+
+assert LEASE_TTL_S <= LEASE_TTL_MAX_S
+assert LEASE_MARGIN_S < LEASE_TTL_S
+# A worker that has fenced itself must have been silent for less time than a lost one.
+assert HEARTBEAT_INTERVAL_S < WORKER_FENCED_AFTER_S < WORKER_LOST_AFTER_S
+assert WATERMARK_LOW < WATERMARK_HIGH <= 1.0
+# A record and a packed location of every page of the largest batch fit one frame.
+assert BATCH_PAGES_MAX * 256 <= FRAME_BYTES_MAX
+assert CHUNK_BYTES % (4 * EXTENT_ALIGN_BYTES) == 0
+
+
+def put_timeout_s(put_bytes: int) -> float:
+    """How long a put of `put_bytes` may go without progress before its extents are fenced."""
+    return PUT_TIMEOUT_BASE_S + put_bytes / PUT_BYTES_PER_S_MIN

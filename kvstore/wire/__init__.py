@@ -1,0 +1,1 @@
+"""What crosses a process boundary: messages, their encoding, and frames. No I/O."""

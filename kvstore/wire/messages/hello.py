@@ -1,0 +1,56 @@
+"""The first frames of every connection: who speaks, which versions, proof of the cluster secret.
+
+Order: the listener sends Challenge, the dialler Hello, the listener Welcome or Failure. These
+three and Failure never change; everything after is in the version that Welcome names.
+"""
+
+from __future__ import annotations
+
+from kvstore.wire.messages.base import Message
+
+
+class Challenge(Message, frozen=True, tag=1):
+    """Listener to dialler, unasked. `nonce` is fresh and 16 bytes long."""
+
+    cluster: str
+    version_min: int
+    version_max: int
+    nonce: bytes
+
+
+class Hello(Message, frozen=True, tag=2):
+    """Dialler to listener; answered by Welcome or Failure.
+
+    `proof` is HMAC-SHA256 of the cluster secret over both nonces, role, tenant and name;
+    empty where no secret is set. `session` (16 random bytes) survives reconnects.
+    """
+
+    version_min: int
+    version_max: int
+    role: str
+    """engine, worker, master or operator."""
+    tenant: str
+    name: str
+    session: bytes
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(Message, frozen=True, tag=3):
+    """Listener to dialler: the connection is open. `proof` shows that the listener knows it too."""
+
+    version: int
+    epoch: int
+    proof: bytes
+
+
+class Failure(Message, frozen=True, tag=4):
+    """Answer to any request that could not be carried out; `code` is of kvstore.errors."""
+
+    code: str
+    text: str
+    retry_after_s: float = 0.0
+
+
+class Done(Message, frozen=True, tag=5):
+    """Answer to a request whose only result is that it was carried out."""

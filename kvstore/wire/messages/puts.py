@@ -1,0 +1,150 @@
+"""The put conversation: client plans with the master, worker ingests, worker reports the seal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.wire.messages.base import Message
+from kvstore.wire.messages.common import SegmentRef
+
+
+class PutChain(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive pages: 32 bytes a key, each the parent of the next."""
+
+    parent: bytes
+    keys: bytes
+
+
+class BeginPut(Message, frozen=True, tag=32):
+    """Client to master: reserve extents. Pages are numbered through all chains, from 0.
+
+    Answered by PutPlans. Safe to repeat with the same `request` (16 bytes) in one session: the
+    same answer comes back. `wait`: when *nothing* can be planned and some page is in progress
+    elsewhere or lacks room, the answer is held back for up to `timeout_s` until that changes.
+    """
+
+    request: bytes
+    namespace: bytes
+    chains: tuple[PutChain, ...]
+    parts: tuple[int, ...]
+    part_bytes: tuple[int, ...]
+    timeout_s: float
+    wait: bool = True
+    ttl_s: float | None = None
+    replicas: int | None = None
+
+
+class PlanSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Extents for pages [first, first + count) of one chain and one part, in one segment."""
+
+    first: int
+    count: int
+    part: int
+    segment: int
+    """Index into PutPlans.segments."""
+    generation: int
+    offsets: bytes
+    """Packed u64 payload offsets, one a page."""
+
+
+class PageRange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages [first, first + count) of one part."""
+
+    first: int
+    count: int
+    part: int
+
+
+class RefusedRange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages that cannot be planned now; `reason` is an Outcome."""
+
+    first: int
+    count: int
+    part: int
+    reason: int
+    retry_after_s: float
+
+
+class PutPlans(Message, frozen=True, tag=33):
+    """Master to client. Every (page, part) asked for is in exactly one of the three lists."""
+
+    epoch: int
+    plan_ttl_s: float
+    """The put fails when none of its extents is sealed for this long."""
+    segments: tuple[SegmentRef, ...]
+    spans: tuple[PlanSpan, ...]
+    present: tuple[PageRange, ...]
+    refused: tuple[RefusedRange, ...]
+
+
+class AbortPut(Message, frozen=True, tag=34):
+    """Client to master: give these plans up now instead of letting them time out. -> Done"""
+
+    generations: tuple[int, ...]
+
+
+class BufferSource(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The bytes lie in a buffer that this session attached; packed u64 offsets, one a page."""
+
+    buffer: int
+    offsets: bytes
+
+
+class StreamSource(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The bytes follow this frame raw, page after page, without padding."""
+
+
+class EngineSource(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The transfer engine at `peer` (host:port) serves them at these packed u64 addresses."""
+
+    peer: str
+    addresses: bytes
+
+
+class Ingest(Message, frozen=True, tag=35):
+    """Client to worker: pull these pages, verify, seal. Pages are [first, ...) of a plan's span.
+
+    Answered by Ingested after the master has acknowledged the seal. Safe to repeat: it joins
+    the first or gets its result.
+    """
+
+    epoch: int
+    segment: str
+    incarnation: int
+    generation: int
+    namespace_ordinal: int
+    part: int
+    part_bytes: int
+    token_count: int
+    parent: bytes
+    """Parent key of the first page; every later page's parent is the page before it."""
+    keys: bytes
+    offsets: bytes
+    checksums: bytes
+    """Packed u64, computed by the writer over its own buffer before this was sent."""
+    source: BufferSource | StreamSource | EngineSource
+
+
+class Ingested(Message, frozen=True, tag=36):
+    """Worker to client: one Outcome byte a page. OK means sealed and acknowledged."""
+
+    outcomes: bytes
+
+
+class Sealed(Message, frozen=True, tag=37):
+    """Worker to master: these extents are verified. Answered by SealedNoted. Safe to repeat."""
+
+    segment: str
+    incarnation: int
+    generation: int
+    namespace_ordinal: int
+    part: int
+    keys: bytes
+    offsets: bytes
+    checksums: bytes
+
+
+class SealedNoted(Message, frozen=True, tag=38):
+    """Master to worker: one Outcome byte an extent; PLAN_CLOSED = free it."""
+
+    outcomes: bytes

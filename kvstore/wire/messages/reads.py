@@ -1,0 +1,155 @@
+"""Lookups, leases and probes: client to master, one round trip for any number of pages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.wire.messages.base import Message
+from kvstore.wire.messages.common import SegmentRef
+
+
+class MatchPrefix(Message, frozen=True, tag=48):
+    """Longest run of leading pages with every part readable -> Located. Safe to repeat."""
+
+    namespace: bytes
+    keys: bytes
+    parts: tuple[int, ...] = ()
+    """Parts to return locations of; empty for all. A hit needs all parts either way."""
+    lease: bool = True
+
+
+class Lookup(Message, frozen=True, tag=49):
+    """Where each of these pages is -> Located; pages not covered there are misses."""
+
+    namespace: bytes
+    keys: bytes
+    parts: tuple[int, ...] = ()
+    lease: bool = True
+
+
+class LocatedCopy(msgspec.Struct, frozen=True, array_like=True):
+    """One replica of one part of a stretch of pages; packed u64 columns, one entry a page."""
+
+    part: int
+    segment: int
+    """Index into Located.segments."""
+    part_bytes: int
+    offsets: bytes
+    generations: bytes
+    checksums: bytes
+
+
+class LocatedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Pages [first, first + count) of the request and every readable copy of them."""
+
+    first: int
+    count: int
+    copies: tuple[LocatedCopy, ...]
+
+
+class Located(Message, frozen=True, tag=50):
+    """Master to client. `lease_ttl_s` is 0 when no lease was asked for or can be granted."""
+
+    epoch: int
+    lease_ttl_s: float
+    segments: tuple[SegmentRef, ...]
+    runs: tuple[LocatedRun, ...]
+
+
+class Probe(Message, frozen=True, tag=51):
+    """Which of these pages are readable -> Probed. Takes no lease and touches nothing."""
+
+    namespace: bytes
+    keys: bytes
+
+
+class Probed(Message, frozen=True, tag=52):
+    """One byte a page: 1 readable, 0 not."""
+
+    present: bytes
+
+
+class RenewLease(Message, frozen=True, tag=53):
+    """Lease these pages again if they still have these generations -> LeaseRenewed."""
+
+    namespace: bytes
+    keys: bytes
+    generations: bytes
+    """Packed u64: of any one part that the reader holds, one a page."""
+
+
+class LeaseRenewed(Message, frozen=True, tag=54):
+    """One byte a page: 1 leased for `lease_ttl_s` from now, 0 no longer there."""
+
+    lease_ttl_s: float
+    renewed: bytes
+
+
+class ReportSuspect(Message, frozen=True, tag=55):
+    """Client to master: this replica failed verification while its lease was valid -> Done."""
+
+    namespace: bytes
+    key: bytes
+    part: int
+    segment: str
+    incarnation: int
+    offset: int
+    generation: int
+
+
+class Remove(Message, frozen=True, tag=64):
+    """Take these pages out, everywhere and for good -> Removed. Safe to repeat."""
+
+    namespace: bytes
+    keys: bytes
+    timeout_s: float
+
+
+class Removed(Message, frozen=True, tag=65):
+    """One byte a page: 1 it was there and is gone, 0 it was not there."""
+
+    removed: bytes
+
+
+class GetStatus(Message, frozen=True, tag=66):
+    """Operator or client to master -> Status."""
+
+
+class SegmentStatus(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes by state of one segment."""
+
+    segment: str
+    worker: str
+    tier: str
+    capacity_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    sealed_bytes: int
+    retired_bytes: int
+    quarantined_bytes: int
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One worker as the master sees it; `state` is joining, live or lost."""
+
+    worker: str
+    host: str
+    state: str
+    heard_ago_s: float
+    addresses: tuple[str, ...]
+
+
+class Status(Message, frozen=True, tag=67):
+    """The pool at one moment, for people and programs."""
+
+    cluster: str
+    epoch: int
+    uptime_s: float
+    pages: int
+    runs: int
+    namespaces: int
+    sessions: int
+    open_plans: int
+    workers: tuple[WorkerStatus, ...]
+    segments: tuple[SegmentStatus, ...]
+    counters: dict[str, int]

@@ -1,0 +1,84 @@
+"""Client and worker, data connections: buffers, shared descriptors, reads over a stream."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.segment import Geometry
+from kvstore.wire.messages.base import Message
+
+
+class AttachBuffer(Message, frozen=True, tag=112):
+    """Client to worker over the Unix socket; one memfd rides along -> Done.
+
+    The worker refuses a descriptor without F_SEAL_SHRINK: a truncated mapping kills a process.
+    """
+
+    buffer: int
+    size_bytes: int
+
+
+class DetachBuffer(Message, frozen=True, tag=113):
+    """Client to worker: the buffer is going away -> Done after the last pull from it ended."""
+
+    buffer: int
+
+
+class ShareSegments(Message, frozen=True, tag=114):
+    """Client to worker over the Unix socket -> SegmentsShared."""
+
+
+class SharedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """One segment whose read-only descriptor rides along, in the same order."""
+
+    segment: str
+    incarnation: int
+    geometry: Geometry
+
+
+class SegmentsShared(Message, frozen=True, tag=115):
+    """Worker to client, with one read-only descriptor a segment, opened for this session."""
+
+    segments: tuple[SharedSegment, ...]
+
+
+class ReadExtents(Message, frozen=True, tag=116):
+    """Client to worker on a stream -> ReadStarted, the bytes of every OK page, ReadEnded."""
+
+    segment: str
+    incarnation: int
+    part: int
+    part_bytes: int
+    keys: bytes
+    offsets: bytes
+    generations: bytes
+
+
+class ReadStarted(Message, frozen=True, tag=117):
+    """One Outcome byte a page; the payloads of the OK ones follow raw, in order."""
+
+    outcomes: bytes
+
+
+class ReadEnded(Message, frozen=True, tag=118):
+    """After the last byte: one Outcome byte a page; anything but OK makes that page a miss."""
+
+    outcomes: bytes
+
+
+class CheckRecords(Message, frozen=True, tag=119):
+    """Client to worker: are these still SEALED as named? -> RecordsChecked."""
+
+    segment: str
+    incarnation: int
+    part: int
+    part_bytes: int
+    keys: bytes
+    offsets: bytes
+    generations: bytes
+
+
+class RecordsChecked(Message, frozen=True, tag=120):
+    """One Outcome byte a page."""
+
+    outcomes: bytes
