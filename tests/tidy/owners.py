@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from tests.tidy.sources import Source
 
 # Programs that run a model; they live with the workers and are clients of the pool.
-MODEL_PROGRAMS: Final = ("workers/prefill*", "workers/decode*", "workers/demo*")
+MODEL_PROGRAMS: Final = (
+    "workers/prefill*",
+    "workers/decode*",
+    "workers/demo*",
+    "workers/smollm*",
+)
+SERVICES: Final = (
+    "master/__main__.py",
+    "master/service.py",
+    "workers/__main__.py",
+    "workers/service.py",
+)
 CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
 
 OWNERS: Final[dict[str, tuple[str, ...]]] = {
@@ -35,7 +46,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS),
     "typer": CONSOLE,
-    "uvloop": ("kvstore/rpc/*", "master/__main__.py", "workers/__main__.py"),
+    "uvloop": ("kvstore/rpc/*", *SERVICES),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
 }
 
