@@ -1,7 +1,7 @@
 """Every bound and default, in one place, with the relations between them.
 
-DESIGN: a queue, table, message or wait without a bound here is a defect (I7). `documented()` is
-the table in ARCHITECTURE.md; a test compares the two.
+A queue, table, message or wait without a bound here is a defect. The same table stands in
+ARCHITECTURE.md, and a test compares the two.
 """
 
 from __future__ import annotations
