@@ -1,0 +1,298 @@
+"""Configuration: a strict reader of TOML files, environment and options, and the cluster's part.
+
+Owns how a value is written and which source wins: option over environment over file over default.
+An unknown section or key, or a bad value, stops the start with the source, the key and the value
+named. Must not know the servers' own sections: they hand in their structs.
+
+A section is a frozen msgspec.Struct. Its fields' annotations say how they are written (`PARSERS`);
+`| None` is written "off", a tuple is a list, or in the environment text with commas. A struct's
+`__post_init__` raises BadValue for values that do not fit together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NewType, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import BadValue, ConfigError
+
+Section = TypeVar("Section", bound=msgspec.Struct)
+Table = Mapping[str, object]
+
+SizeBytes = NewType("SizeBytes", int)
+"""Written as bytes, or with a unit: 512MiB."""
+
+Seconds = NewType("Seconds", float)
+"""Written as a number of seconds; positive."""
+
+ENVIRONMENT_PREFIX: Final = "KVHARBOR_"
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 4096
+CLUSTER_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
+
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A TCP address, written host:port. Port 0 asks the system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """As it is written, IPv6 hosts in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """Section [cluster]: what every process of a cluster must be told alike."""
+
+    name: str = "local"
+    secret_file: Path | None = None
+    """Holds the cluster secret. Without one, every listener stays on loopback."""
+
+    def __post_init__(self) -> None:
+        """Raise BadValue unless the name can be part of file names and keys."""
+        if not CLUSTER_NAME.fullmatch(self.name):
+            raise BadValue("name", self.name, "at most 63 of a-z, 0-9, dot and hyphen")
+
+    def secret(self) -> bytes | None:
+        """The secret, without white space around it, or None where no file is named."""
+        return None if self.secret_file is None else read_secret(self.secret_file)
+
+
+def parse_size(value: object) -> SizeBytes:
+    """Bytes from a number, or from text with a unit: 4096, "512MiB", "1.5 GiB", "2GB"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        number, unit = float(value), 1
+    else:
+        match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError("a size such as 4096, 512MiB or 1.5GiB")
+        number, unit = float(match[1]), _UNITS[(match[2] or "").lower()]
+    if not 0 < number * unit < 1 << 62 or (number * unit) % 1:
+        raise ValueError("a whole number of bytes, at least 1")
+    return SizeBytes(int(number * unit))
+
+
+def parse_endpoint(value: object) -> Endpoint:
+    """Host and port from text: 127.0.0.1:7700, [::1]:7700, name:0."""
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    plain = bool(host) and not set(host) & set("[]/ \t") and (bracketed or ":" not in host)
+    if not (colon and plain and _WHOLE.fullmatch(port) and int(port) < 1 << 16):
+        raise ValueError("host:port with a port of 0 to 65535")
+    return Endpoint(host, int(port))
+
+
+def parse_text(value: object) -> str:
+    """Text of sensible length without control characters."""
+    if not isinstance(value, str) or not value.isprintable() or not value.strip():
+        raise ValueError("text")
+    if len(value.encode()) > limits.NAME_BYTES_MAX:
+        raise ValueError(f"at most {limits.NAME_BYTES_MAX} bytes of text")
+    return value
+
+
+def parse_path(value: object) -> Path:
+    """A path; ~ is the home folder."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("a path")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError("a path whose ~ names a known user") from error
+
+
+def parse_flag(value: object) -> bool:
+    """True or false, nothing else: the text "false" must not count as true."""
+    known = {True: True, False: False, "true": True, "false": False}
+    if not isinstance(value, bool | str) or value not in known:
+        raise ValueError("true or false")
+    return known[value]
+
+
+def parse_integer(value: object) -> int:
+    """A whole number, not negative."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError("a whole number, not negative")
+    return value
+
+
+def parse_number(value: object) -> float:
+    """A finite number."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError as error:
+            raise ValueError("a number") from error
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError("a number")
+    return float(value)
+
+
+def parse_seconds(value: object) -> Seconds:
+    """A positive number of seconds."""
+    try:
+        seconds = parse_number(value)
+    except ValueError as error:
+        raise ValueError("a number of seconds") from error
+    if seconds <= 0:
+        raise ValueError("a positive number of seconds")
+    return Seconds(seconds)
+
+
+PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
+    SizeBytes: parse_size,
+    Seconds: parse_seconds,
+    Endpoint: parse_endpoint,
+    Path: parse_path,
+    bool: parse_flag,
+    int: parse_integer,
+    float: parse_number,
+    str: parse_text,
+}
+"""How a value is read, by the annotation of its field. Raises ValueError saying what would do."""
+
+
+def read_file(path: Path, sections: tuple[str, ...]) -> dict[str, Table]:
+    """The tables of a TOML file by section; ConfigError names the file and what is wrong with it.
+
+    `sections` are all that the file may have: those of programs that share it, too.
+    """
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in sections:
+            raise ConfigError(f"{path}: unknown section [{name}]{_nearest(name, sections)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name}: got {_shown(table)}, want a section [{name}]")
+    return tables
+
+
+def read_secret(path: Path) -> bytes:
+    """The cluster secret in a file; ConfigError when others may read it or it is too short."""
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            secret = file.read(SECRET_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"secret file {path}: cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"secret file {path}: mode {mode & 0o777:04o} lets others read it: chmod 600 it"
+        )
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"secret file {path}: {len(secret)} bytes, want {SECRET_BYTES_MIN} to "
+            f"{SECRET_BYTES_MAX} (head -c 32 /dev/urandom | base64)"
+        )
+    return secret
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """Everything that may set a value. Options are given as text, None where not given."""
+
+    file: Path | None = None
+    tables: Mapping[str, Table] = {}
+    environment: Mapping[str, str] = {}
+    options: Mapping[str, str | None] = {}
+
+    def section(self, kind: type[Section], name: str) -> Section:
+        """The section as its struct; ConfigError names source, key, value and what would do.
+
+        Options count where their name is a key of the section; others are other sections'.
+        """
+        hints = get_type_hints(kind)
+        values: dict[str, object] = {}
+        origins: dict[str, str] = {}
+        for key, written, origin in self._written(name, tuple(hints)):
+            if key not in hints:
+                raise ConfigError(f"{origin}: unknown key{_nearest(key, tuple(hints))}")
+            values[key] = _parsed(hints[key], written, origin)
+            origins[key] = origin
+        for field in msgspec.structs.fields(kind):
+            if field.required and field.name not in values:
+                option = f"--{field.name.replace('_', '-')}"
+                raise ConfigError(f"{name}.{field.name} is not set: give {option} or a file")
+        try:
+            return kind(**values)
+        except BadValue as error:
+            raise ConfigError(f"{origins.get(error.field, f'[{name}]')}: {error}") from error
+
+    def _written(self, section: str, keys: tuple[str, ...]) -> list[tuple[str, object, str]]:
+        """(key, value as written, where it is written), the strongest source last."""
+        prefix = f"{ENVIRONMENT_PREFIX}{section.upper()}_"
+        found = [
+            (key, value, f"{self.file}: {section}.{key}")
+            for key, value in self.tables.get(section, {}).items()
+        ]
+        found += [
+            (name.removeprefix(prefix).lower(), value, f"environment: {name}")
+            for name, value in self.environment.items()
+            if name.startswith(prefix)
+        ]
+        found += [
+            (key, value, f"option --{key.replace('_', '-')}")
+            for key, value in self.options.items()
+            if key in keys and value is not None
+        ]
+        return found
+
+
+def _parsed(hint: object, written: object, origin: str) -> object:
+    arguments = get_args(hint)
+    optional = types.NoneType in arguments
+    if optional:
+        if written == "off":
+            return None
+        (hint,) = (each for each in arguments if each is not types.NoneType)
+    try:
+        if get_origin(hint) is tuple:
+            return tuple(PARSERS[get_args(hint)[0]](each) for each in _items(written))
+        return PARSERS[hint](written)
+    except ValueError as error:
+        off = ' or "off"' if optional else ""
+        raise ConfigError(f"{origin}: got {_shown(written)}, want {error}{off}") from error
+
+
+def _shown(written: object) -> str:
+    text = repr(written)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _items(written: object) -> list[object]:
+    if isinstance(written, str):
+        return [each.strip() for each in written.split(",")]
+    if not isinstance(written, list):
+        raise ValueError("a list")
+    return written
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f", did you mean {near[0]}?" if near else f", known are {', '.join(sorted(known))}"

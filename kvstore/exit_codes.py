@@ -1,0 +1,57 @@
+"""Exit codes of every program of ours, by what the caller can do about it. Never renumbered."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from kvstore import errors
+
+if TYPE_CHECKING:
+    from kvstore.errors import KVStoreError
+
+
+class ExitCode(IntEnum):
+    """What a program of ours ends with."""
+
+    OK = 0
+    FAILED = 1
+    """It ran, and what it checked does not hold."""
+    USAGE = 2
+    """An option, a configuration file or the environment must be fixed."""
+    UNAVAILABLE = 3
+    """A peer cannot be reached or is not ready: try again."""
+    DENIED = 4
+    """Wrong secret, role, cluster or protocol version."""
+    IN_USE = 5
+    """An address, a data folder or a segment belongs to a running process."""
+    NO_SPACE = 6
+    """Too little memory or disk for what was asked."""
+    STALE = 7
+    """Another master leads."""
+    CHILD_DIED = 8
+    """A part of the standalone pool ended by itself."""
+    INTERNAL = 70
+    """Our own bug."""
+
+
+# The first class that fits counts, so the narrower come first.
+_BY_ERROR: Final[tuple[tuple[type[KVStoreError], ExitCode], ...]] = (
+    (errors.SegmentInUse, ExitCode.IN_USE),
+    (errors.OutOfSpace, ExitCode.NO_SPACE),
+    (errors.StaleEpoch, ExitCode.STALE),
+    (errors.AccessDenied, ExitCode.DENIED),
+    (errors.VersionMismatch, ExitCode.DENIED),
+    (errors.MalformedMessage, ExitCode.DENIED),
+    (errors.Unavailable, ExitCode.UNAVAILABLE),
+    (errors.Fenced, ExitCode.UNAVAILABLE),
+    (errors.CallerError, ExitCode.USAGE),
+)
+
+
+def exit_code_of(error: KVStoreError) -> ExitCode:
+    """The exit code that says what can be done about this error."""
+    for kind, code in _BY_ERROR:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.INTERNAL
