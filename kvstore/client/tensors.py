@@ -1,0 +1,99 @@
+"""Pages in a buffer, seen as torch tensors: no copy, no knowledge of engines or of the pool.
+
+The only file of the client that imports torch; nothing in the client imports it. Owns the
+interior order of a page, "layer,kv,head,token,dim": for each layer first its keys, then its
+values, each as [kv_heads, page_tokens, dim].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from kvstore.errors import BadValue, LayoutMismatch
+from kvstore.namespace import Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.namespace import Namespace
+
+ORDER: Final = "layer,kv,head,token,dim"
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class LayerPages(NamedTuple):
+    """One layer of every page of a buffer: [pages, kv_heads, page_tokens, dim] each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of a namespace's `kv_dtype`. Raises BadValue for a name not in DTYPES."""
+    if name not in DTYPES:
+        raise BadValue("kv_dtype", name, f"one of {sorted(DTYPES)}")
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The namespace's name of a torch dtype. Raises BadValue for one that pages cannot have."""
+    if dtype not in _NAMES:
+        raise BadValue("dtype", dtype, f"one of {[str(known) for known in _NAMES]}")
+    return _NAMES[dtype]
+
+
+def tensor_view(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """`memory` as a tensor of exactly `shape`; both are the same bytes.
+
+    The tensor keeps `memory` exported: drop it before the buffer is closed. Raises BadValue when
+    `memory` is read-only (torch has no read-only tensors), LayoutMismatch when sizes differ.
+    """
+    if memory.readonly:
+        raise BadValue("memory", "a read-only view", "a writable one: copy it first")
+    want = math.prod(shape) * dtype.itemsize
+    if memory.nbytes != want:
+        raise LayoutMismatch(f"memory has {memory.nbytes} bytes, {list(shape)} takes {want}")
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+def layer_pages(memory: memoryview, namespace: Namespace) -> list[LayerPages]:
+    """Every layer of the whole pages that lie one after another in `memory`, as strided views.
+
+    For namespaces with one group of full attention on one tensor-parallel rank, where a page's
+    parts one after another are its layers in order; others raise LayoutMismatch.
+    """
+    content, layout = namespace.content, namespace.layout
+    group = content.groups[0]
+    if len(content.groups) != 1 or group.attention is not Attention.FULL:
+        raise LayoutMismatch("only one cache group of full attention has whole layers to view")
+    if layout.tensor_parallel != 1 or layout.order != ORDER:
+        raise LayoutMismatch(f"got {layout}, views need one tensor-parallel rank and {ORDER}")
+    dtype = dtype_of(content.kv_dtype)
+    pages, rest = divmod(memory.nbytes, namespace.page_bytes)
+    if rest or not pages:
+        raise LayoutMismatch(f"{memory.nbytes} bytes are not pages of {namespace.page_bytes}")
+    flat = tensor_view(memory, dtype, (pages, namespace.page_bytes // dtype.itemsize))
+    sizes = (
+        group.kv_heads * layout.page_tokens * group.key_dim,
+        group.kv_heads * layout.page_tokens * group.value_dim,
+    )
+    runs = torch.split_with_sizes(flat, sizes * group.layers, dim=1)
+    return [
+        LayerPages(
+            keys.view(pages, group.kv_heads, layout.page_tokens, group.key_dim),
+            values.view(pages, group.kv_heads, layout.page_tokens, group.value_dim),
+        )
+        for keys, values in zip(runs[::2], runs[1::2], strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Doors for inference engines: each module imports its engine, and nothing else imports them."""

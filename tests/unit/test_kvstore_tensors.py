@@ -1,0 +1,116 @@
+"""Torch views of pages: the same bytes, in the order that the layout names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvstore import errors
+from kvstore.client import tensors
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
+
+LAYERS, HEADS, KEY_DIM, VALUE_DIM, TOKENS = 3, 2, 4, 6, 5
+
+
+def namespace(
+    attention: Attention = Attention.FULL,
+    value_dim: int = VALUE_DIM,
+    heads: int = HEADS,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> Namespace:
+    group = CacheGroup(attention, LAYERS, heads, KEY_DIM, value_dim)
+    content = Content("t", "m", "r", "", "float32", (group,), "{}")
+    return open_layout(content, Layout(TOKENS, tensor_parallel, pipeline_parallel))
+
+
+def test_every_element_is_where_the_order_says() -> None:
+    names = namespace()
+    memory = memoryview(bytearray(2 * names.page_bytes))
+    flat = torch.frombuffer(memory, dtype=torch.float32)
+    flat.copy_(torch.arange(flat.numel()))
+    at = 0
+    layers = tensors.layer_pages(memory, names)
+    assert len(layers) == LAYERS
+    for page in range(2):
+        for layer in layers:
+            for kind in (layer.keys, layer.values):
+                count = kind[page].numel()
+                assert kind[page].flatten().tolist() == list(range(at, at + count))
+                at += count
+    assert at == flat.numel()
+
+
+def test_views_write_through() -> None:
+    names = namespace()
+    memory = memoryview(bytearray(names.page_bytes))
+    layers = tensors.layer_pages(memory, names)
+    layers[-1].values.fill_(1.0)
+    values_bytes = HEADS * TOKENS * VALUE_DIM * 4
+    assert bytes(memory[-values_bytes:]) == torch.ones(values_bytes // 4).numpy().tobytes()
+    assert not any(memory[:-values_bytes])
+
+
+def test_pipeline_parts_keep_the_layers_in_order() -> None:
+    """Parts one after another are the whole page, so the views do not depend on the cut."""
+    whole, cut = namespace(), namespace(pipeline_parallel=3)
+    assert len(cut.parts) == 3
+    assert cut.page_bytes == whole.page_bytes
+    memory = memoryview(bytearray(whole.page_bytes))
+    tensors.layer_pages(memory, whole)[1].keys.fill_(1.0)
+    part = cut.parts[1]
+    assert part.layer_start == 1
+    assert any(memory[cut.parts[0].size_bytes :][: part.size_bytes])
+    assert torch.equal(
+        tensors.layer_pages(memory, cut)[1].keys, tensors.layer_pages(memory, whole)[1].keys
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        namespace(Attention.LATENT, value_dim=0, heads=1),
+        namespace(tensor_parallel=2),
+        open_layout(
+            Content("t", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 4, 4),), ""),
+            Layout(page_tokens=TOKENS, order="kv,layer,head,token,dim"),
+        ),
+        open_layout(
+            Content(
+                "t", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 4, 4),) * 2, ""
+            ),
+            Layout(page_tokens=TOKENS),
+        ),
+    ],
+    ids=["latent", "tensor_parallel", "order", "groups"],
+)
+def test_a_layout_without_whole_layers_is_refused(odd: Namespace) -> None:
+    with pytest.raises(errors.LayoutMismatch):
+        tensors.layer_pages(memoryview(bytearray(odd.page_bytes)), odd)
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_memory_that_is_not_whole_pages_is_refused(extra: int) -> None:
+    names = namespace()
+    with pytest.raises(errors.LayoutMismatch, match=str(names.page_bytes)):
+        tensors.layer_pages(memoryview(bytearray(names.page_bytes + extra)), names)
+
+
+def test_no_memory_is_refused() -> None:
+    with pytest.raises(errors.LayoutMismatch):
+        tensors.layer_pages(memoryview(b""), namespace())
+
+
+def test_read_only_memory_is_refused() -> None:
+    with pytest.raises(errors.BadValue, match="writable"):
+        tensors.tensor_view(memoryview(bytes(8)), torch.float32, (2,))
+
+
+def test_dtypes_have_names_both_ways() -> None:
+    for name, dtype in tensors.DTYPES.items():
+        assert tensors.dtype_of(name) is dtype
+        assert tensors.dtype_name(dtype) == name
+    with pytest.raises(errors.BadValue, match="float64"):
+        tensors.dtype_of("float64")
+    with pytest.raises(errors.BadValue, match="float64"):
+        tensors.dtype_name(torch.float64)
