@@ -1,0 +1,1 @@
+"""The SDK: what an inference engine calls. Must not import torch or numpy (tensors.py aside)."""

@@ -1,0 +1,202 @@
+"""Where found pages are, and until when: what lookups return and reads start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvstore import limits
+from kvstore.client.namespaces import OpenedNamespace
+from kvstore.client.steps import Steps, ask
+from kvstore.errors import MalformedMessage
+from kvstore.ids import KEY_BYTES
+from kvstore.lease import holder_deadline_s
+from kvstore.page import PageChain
+from kvstore.transfer.transport import COLUMN_BYTES
+from kvstore.wire.messages.reads import (
+    Located,
+    LocatedCopy,
+    LocatedRun,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    Probed,
+    Remove,
+    Removed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.clock import Clock
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A question about a chain's pages."""
+
+    opened: OpenedNamespace
+    chain: PageChain
+    deadline_s: float
+    """When to stop, on the clock that the plan is given."""
+    parts: tuple[int, ...] = ()
+    """Parts whose places are wanted; empty for all."""
+    lease: bool = True
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One answer of the master: about pages from `first` on of the chain that was asked for."""
+
+    first: int
+    located: Located
+    deadline_s: float | None
+    """When the reader must stop (I9), on its own clock; None when no lease was wanted."""
+    renew_at_s: float
+
+    @classmethod
+    def of(cls, first: int, located: Located, sent_at_s: float, leased: bool) -> Piece:
+        """Count the lease from before the question left."""
+        deadline_s = holder_deadline_s(sent_at_s, located.lease_ttl_s) if leased else None
+        return cls(first, located, deadline_s, sent_at_s + located.lease_ttl_s / 2)
+
+    def needs_renewal(self, now_s: float) -> bool:
+        """Whether the lease is in its second half."""
+        return self.deadline_s is not None and now_s >= self.renew_at_s
+
+    def renewed(self, sent_at_s: float, ttl_s: float) -> Piece:
+        """The same places under a new lease."""
+        deadline_s = holder_deadline_s(sent_at_s, ttl_s)
+        return Piece(self.first, self.located, deadline_s, sent_at_s + ttl_s / 2)
+
+
+class Locations(msgspec.Struct, frozen=True):
+    """Answer of a lookup, as far as reads need it."""
+
+    opened: OpenedNamespace
+    chain: PageChain
+    parts: tuple[int, ...]
+    """Parts whose places were asked for; empty for all."""
+    pieces: tuple[Piece, ...]
+    readable: bytes
+    """One byte a page: 1 every part is readable, 0 not."""
+
+    @property
+    def hits(self) -> list[bool]:
+        """Whether each page of the chain was found."""
+        return [flag == 1 for flag in self.readable]
+
+    @property
+    def leased_until_s(self) -> float:
+        """On the store's monotonic clock: when the first of the leases ends; 0 without lease."""
+        return min((piece.deadline_s or 0.0 for piece in self.pieces), default=0.0)
+
+    def part_bytes(self, part: int) -> int:
+        """Bytes of the largest such part among the located pages; 0 when none was found."""
+        copies = (c for p in self.pieces for run in p.located.runs for c in copies_of(run, part))
+        return max((copy.part_bytes for copy in copies), default=0)
+
+
+class Match(Locations, frozen=True):
+    """The longest prefix of a chain that is in the pool."""
+
+    @property
+    def pages(self) -> int:
+        """Pages of the prefix, and so the most that a read of this match brings."""
+        return len(self.readable) - len(self.readable.lstrip(b"\1"))
+
+
+class Found(Locations, frozen=True):
+    """Every page of a chain that is in the pool, also beyond a gap."""
+
+    @property
+    def pages(self) -> int:
+        """Pages of the chain; those not found read as misses."""
+        return len(self.readable)
+
+
+def copies_of(run: LocatedRun, part: int) -> Iterator[LocatedCopy]:
+    """The replicas of one part of a run of pages."""
+    return (copy for copy in run.copies if copy.part == part)
+
+
+def _batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
+    """First page and packed keys of each batch that fits one message."""
+    step = limits.BATCH_PAGES_MAX * KEY_BYTES
+    for start in range(0, len(chain.packed), step):
+        yield start // KEY_BYTES, chain.packed[start : start + step]
+
+
+def _check(located: Located, pages: int) -> bytes:
+    """Bytes of `readable` for one answer; MalformedMessage when its columns do not add up."""
+    readable = bytearray(pages)
+    for run in located.runs:
+        if not 0 <= run.first < run.first + run.count <= pages:
+            raise MalformedMessage(f"LocatedRun: pages {run.first} + {run.count} of {pages}")
+        for copy in run.copies:
+            want = run.count * COLUMN_BYTES
+            lengths = {len(copy.offsets), len(copy.generations), len(copy.checksums)}
+            if lengths != {want} or not 0 <= copy.segment < len(located.segments):
+                raise MalformedMessage(f"LocatedCopy: columns of {lengths}, want {want} bytes")
+            if not 0 < copy.part_bytes <= limits.CHUNK_BYTES:
+                raise MalformedMessage(f"LocatedCopy: a part of {copy.part_bytes} bytes")
+        readable[run.first : run.first + run.count] = b"\1" * run.count
+    return bytes(readable)
+
+
+def match_steps(query: Query, clock: Clock) -> Steps[Match]:
+    """Longest readable prefix, one question a batch; stops at the first batch with a gap."""
+    namespace = query.opened.namespace.id
+    pieces: list[Piece] = []
+    readable = b""
+    for first, keys in _batches(query.chain):
+        sent_at_s = clock.now_s()
+        question = MatchPrefix(namespace, keys, query.parts, query.lease)
+        located = yield from ask(question, Located, query.deadline_s - sent_at_s)
+        found = _check(located, len(keys) // KEY_BYTES)
+        pieces.append(Piece.of(first, located, sent_at_s, query.lease))
+        readable += found
+        if not all(found):
+            break
+    readable = readable.ljust(len(query.chain), b"\0")
+    return Match(query.opened, query.chain, query.parts, tuple(pieces), readable)
+
+
+def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
+    """Every readable page, one question a batch."""
+    namespace = query.opened.namespace.id
+    pieces: list[Piece] = []
+    readable: list[bytes] = []
+    for first, keys in _batches(query.chain):
+        sent_at_s = clock.now_s()
+        question = Lookup(namespace, keys, query.parts, query.lease)
+        located = yield from ask(question, Located, query.deadline_s - sent_at_s)
+        readable.append(_check(located, len(keys) // KEY_BYTES))
+        pieces.append(Piece.of(first, located, sent_at_s, query.lease))
+    return Found(query.opened, query.chain, query.parts, tuple(pieces), b"".join(readable))
+
+
+def probe_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
+    """Whether each page is readable; takes no lease."""
+    flags: list[bool] = []
+    for _, keys in _batches(query.chain):
+        question = Probe(query.opened.namespace.id, keys)
+        reply = yield from ask(question, Probed, query.deadline_s - clock.now_s())
+        flags += _flags(reply.present, len(keys) // KEY_BYTES)
+    return flags
+
+
+def remove_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
+    """Whether each page was there; it is gone everywhere when the answer comes."""
+    flags: list[bool] = []
+    for _, keys in _batches(query.chain):
+        left_s = query.deadline_s - clock.now_s()
+        question = Remove(query.opened.namespace.id, keys, left_s)
+        reply = yield from ask(question, Removed, left_s)
+        flags += _flags(reply.removed, len(keys) // KEY_BYTES)
+    return flags
+
+
+def _flags(packed: bytes, pages: int) -> list[bool]:
+    if len(packed) != pages:
+        raise MalformedMessage(f"{len(packed)} flags for {pages} pages")
+    return [flag == 1 for flag in packed]

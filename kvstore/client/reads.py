@@ -1,0 +1,274 @@
+"""The plans of lookups and reads: find, lease, move, verify, try the next replica, else miss.
+
+Pure: no clock of its own, no sockets, no memory. Every rule of retrying a read is here. The
+transport verifies bytes and record; the lease, checked last of all, is checked here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.client.locations import Locations, Piece, copies_of
+from kvstore.client.outcomes import Hit, Miss, MissReason, ReadOutcome, miss_reason
+from kvstore.client.steps import ReadPages, Steps, WipePages, ask, move
+from kvstore.errors import KVStoreError
+from kvstore.ids import KEY_BYTES
+from kvstore.transfer.transport import COLUMN_BYTES, ReadSpan, column
+from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import LeaseRenewed, LocatedCopy, RenewLease, ReportSuspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.clock import Clock
+
+ROUND_BYTES_MAX: Final = 256 * limits.MIB
+"""Bytes between two looks at the lease: 1 s at 256 MB/s, a tenth of the lease."""
+SUSPECTS_PER_READ_MAX: Final = 32
+REPORT_TIMEOUT_S: Final = 1.0
+
+_HIT: Final = Hit()
+
+Rank = Callable[[SegmentRef], int | None]
+"""How good a way to a segment is: lower is better; None when there is none."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """A checked read of the first len(places) located pages: places are inside the destination."""
+
+    locations: Locations
+    part: int
+    places: tuple[int, ...]
+    deadline_s: float
+
+
+class _Stretch(msgspec.Struct):
+    """Consecutive pages with the same replicas, and how far down the list of those they are."""
+
+    piece: Piece
+    first: int
+    """Page of the request at which the stretch begins."""
+    start: int
+    """Entry of the columns at which the stretch begins."""
+    pages: int
+    copies: tuple[LocatedCopy, ...]
+    """Best first."""
+    at: int = 0
+    reread: bool = False
+    """A second look at the same replica, after its bytes did not match."""
+
+    @property
+    def copy(self) -> LocatedCopy:
+        """The replica to try."""
+        return self.copies[self.at]
+
+    def cut(self, start: int, stop: int) -> _Stretch:
+        """Pages [start, stop) of the stretch."""
+        return msgspec.structs.replace(
+            self, first=self.first + start, start=self.start + start, pages=stop - start
+        )
+
+    def columns(self) -> tuple[bytes, bytes, bytes]:
+        """Offsets, generations and checksums of the replica to try."""
+        span = slice(self.start * COLUMN_BYTES, (self.start + self.pages) * COLUMN_BYTES)
+        return self.copy.offsets[span], self.copy.generations[span], self.copy.checksums[span]
+
+
+class _Read:
+    """One read in progress: its outcomes, and the stretches still to be tried."""
+
+    def __init__(self, request: ReadRequest, clock: Clock, rank: Rank) -> None:
+        self.request = request
+        self.clock = clock
+        self.outcomes: list[ReadOutcome] = [Miss(MissReason.ABSENT)] * len(request.places)
+        self.queue: deque[_Stretch] = deque()
+        self.suspects_left = SUSPECTS_PER_READ_MAX
+        for stretch in self._stretches(rank):
+            if stretch.copies:
+                self.queue.append(stretch)
+            else:
+                self.miss(stretch, MissReason.UNREACHABLE)
+
+    def _stretches(self, rank: Rank) -> Iterator[_Stretch]:
+        """Located pages within the request; replicas that no transport reaches are left out."""
+        wanted = len(self.request.places)
+        for piece in self.request.locations.pieces:
+            segments = piece.located.segments
+            ranks = [rank(segment) for segment in segments]
+            for run in piece.located.runs:
+                first = piece.first + run.first
+                pages = min(run.count, wanted - first)
+                if pages <= 0:
+                    continue
+                reachable = [
+                    (ranked, i, copy)
+                    for i, copy in enumerate(copies_of(run, self.request.part))
+                    if (ranked := ranks[copy.segment]) is not None
+                ]
+                copies = tuple(copy for _, _, copy in sorted(reachable, key=lambda c: c[:2]))
+                yield _Stretch(piece, first, 0, pages, copies)
+
+    def miss(self, stretch: _Stretch, reason: MissReason) -> None:
+        """All pages of the stretch are misses."""
+        pages = slice(stretch.first, stretch.first + stretch.pages)
+        self.outcomes[pages] = [Miss(reason)] * stretch.pages
+
+    def hit(self, stretch: _Stretch) -> None:
+        """All pages of the stretch are in place."""
+        self.outcomes[stretch.first : stretch.first + stretch.pages] = [_HIT] * stretch.pages
+
+    def leased(self, stretch: _Stretch) -> bool:
+        """Whether nobody may have reused these extents yet, or no lease was wanted."""
+        deadline_s = stretch.piece.deadline_s
+        return deadline_s is None or self.clock.now_s() < deadline_s
+
+    def next_round(self) -> list[_Stretch]:
+        """Take stretches of about ROUND_BYTES_MAX off the queue."""
+        taken: list[_Stretch] = []
+        room = ROUND_BYTES_MAX
+        while self.queue and (room > 0 or not taken):
+            stretch = self.queue.popleft()
+            fits = max(1, room // stretch.copy.part_bytes)
+            if fits < stretch.pages:
+                self.queue.appendleft(stretch.cut(fits, stretch.pages))
+                stretch = stretch.cut(0, fits)
+            taken.append(stretch)
+            room -= stretch.pages * stretch.copy.part_bytes
+        return taken
+
+    def span(self, stretch: _Stretch) -> ReadSpan:
+        """What the transport is to bring."""
+        offsets, generations, checksums = stretch.columns()
+        first, stop = stretch.first, stretch.first + stretch.pages
+        return ReadSpan(
+            stretch.piece.located.segments[stretch.copy.segment],
+            self.request.part,
+            stretch.copy.part_bytes,
+            self.request.locations.chain.packed[first * KEY_BYTES : stop * KEY_BYTES],
+            offsets,
+            generations,
+            checksums,
+            self.request.places[first:stop],
+        )
+
+    def try_further(self, stretch: _Stretch, code: int) -> bool:
+        """Queue the next try of pages that failed alike; tells whether they are suspects.
+
+        Bytes that do not match are read once more; then, as after anything else, comes the next
+        replica, and after the last a miss.
+        """
+        if code == Outcome.CHECKSUM and not stretch.reread:
+            self.queue.append(msgspec.structs.replace(stretch, reread=True))
+            return False
+        if stretch.at + 1 < len(stretch.copies):
+            self.queue.append(msgspec.structs.replace(stretch, at=stretch.at + 1, reread=False))
+        else:
+            self.miss(stretch, miss_reason(code) if code != Outcome.MISSING else MissReason.STALE)
+        return code == Outcome.CHECKSUM
+
+
+def read_steps(request: ReadRequest, clock: Clock, rank: Rank) -> Steps[list[ReadOutcome]]:
+    """Bring the pages to their places; one outcome a page, in order."""
+    read = _Read(request, clock, rank)
+    while read.queue:
+        left_s = request.deadline_s - clock.now_s()
+        if left_s <= 0:
+            for stretch in read.queue:
+                read.miss(stretch, MissReason.DEADLINE)
+            break
+        stretches = yield from _renewed(read, read.next_round(), left_s)
+        if not stretches:
+            continue
+        spans = tuple(read.span(stretch) for stretch in stretches)
+        results = yield from move(ReadPages(spans, left_s))
+        for stretch, outcomes in zip(stretches, results, strict=True):
+            yield from _settle(read, stretch, outcomes)
+    return read.outcomes
+
+
+def _settle(read: _Read, stretch: _Stretch, outcomes: bytes) -> Steps[None]:
+    """Take delivered pages in, if the lease still holds; send the others on."""
+    if not read.leased(stretch):
+        # The bytes matched, but from here on nobody promises that they are still that page's.
+        yield _wipe(read, stretch)
+        read.miss(stretch, MissReason.LEASE_ENDED)
+        return
+    for start, stop in _alike(outcomes):
+        part = stretch.cut(start, stop)
+        if outcomes[start] == Outcome.OK:
+            read.hit(part)
+        elif read.try_further(part, outcomes[start]):
+            yield from _report(read, part)
+
+
+def _alike(outcomes: bytes) -> Iterator[tuple[int, int]]:
+    """Stretches [start, stop) of equal Outcome bytes."""
+    start = 0
+    while start < len(outcomes):
+        same = len(outcomes) - len(outcomes[start:].lstrip(outcomes[start : start + 1]))
+        yield start, same
+        start = same
+
+
+def _wipe(read: _Read, stretch: _Stretch) -> WipePages:
+    places = read.request.places[stretch.first : stretch.first + stretch.pages]
+    return WipePages(places, stretch.copy.part_bytes)
+
+
+def _renewed(read: _Read, stretches: list[_Stretch], left_s: float) -> Steps[list[_Stretch]]:
+    """Those of the stretches that may be read: leases in their second half are renewed first."""
+    good: list[_Stretch] = []
+    for stretch in stretches:
+        if stretch.piece.needs_renewal(read.clock.now_s()):
+            good += yield from _renew(read, stretch, left_s)
+        else:
+            good.append(stretch)
+    return good
+
+
+def _renew(read: _Read, stretch: _Stretch, left_s: float) -> Steps[list[_Stretch]]:
+    """Ask for the lease again; pages that are gone by now are misses."""
+    _, generations, _ = stretch.columns()
+    keys = read.span(stretch).keys
+    sent_at_s = read.clock.now_s()
+    message = RenewLease(read.request.locations.opened.namespace.id, keys, generations)
+    reply = yield from ask(message, LeaseRenewed, left_s)
+    renewed = reply.renewed.ljust(stretch.pages, b"\0")[: stretch.pages]
+    piece = stretch.piece.renewed(sent_at_s, reply.lease_ttl_s)
+    good: list[_Stretch] = []
+    for start, stop in _alike(renewed):
+        part = stretch.cut(start, stop)
+        if renewed[start] == 1:
+            good.append(msgspec.structs.replace(part, piece=piece))
+        else:
+            read.miss(part, MissReason.LEASE_ENDED)
+    return good
+
+
+def _report(read: _Read, stretch: _Stretch) -> Steps[None]:
+    """Tell the master of replicas whose bytes did not match twice, under a valid lease."""
+    if stretch.piece.deadline_s is None:
+        return
+    offsets, generations, _ = stretch.columns()
+    segment = stretch.piece.located.segments[stretch.copy.segment]
+    locations = read.request.locations
+    for i, (offset, generation) in enumerate(
+        zip(column(offsets), column(generations), strict=True)
+    ):
+        if read.suspects_left == 0:
+            return
+        read.suspects_left -= 1
+        suspect = ReportSuspect(
+            locations.opened.namespace.id, locations.chain.key(stretch.first + i),
+            read.request.part, segment.segment, segment.incarnation, offset, generation,
+        )  # fmt: skip
+        try:
+            yield from ask(suspect, Done, REPORT_TIMEOUT_S)
+        except KVStoreError:
+            return

@@ -1,0 +1,351 @@
+"""The plan of a put: ask for extents, have workers pull, ask again for what failed.
+
+Pure: no clock of its own, no sockets, no memory. Every rule of retrying a put is here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.client.namespaces import OpenedNamespace
+from kvstore.client.outcomes import (
+    AlreadyThere,
+    PutOutcome,
+    Refused,
+    Stored,
+    refused_reason,
+)
+from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
+from kvstore.errors import KVStoreError, MalformedMessage
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.page import PageChain
+from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
+from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.puts import (
+    AbortPut,
+    BeginPut,
+    PageRange,
+    PlanSpan,
+    PutChain,
+    PutPlans,
+    RefusedRange,
+)
+from kvstore.wire.messages.reads import Probe, Probed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvstore.clock import Clock
+
+PATIENCE: Final = 0.9
+"""Share of the time left that the master may hold an answer back: the rest is for the reply."""
+PAUSE_MIN_S: Final = 0.01
+PAUSE_MAX_S: Final = 1.0
+ABORT_TIMEOUT_S: Final = 1.0
+
+_WORTH_WAITING: Final = frozenset(
+    (Outcome.IN_PROGRESS, Outcome.OUT_OF_SPACE, Outcome.TOO_MANY_QUARANTINED, Outcome.FENCED)
+)
+"""Refusals that time can change. A missing parent is the caller's to put first."""
+
+
+class PartSource(msgspec.Struct, frozen=True):
+    """One part of every page of a put: where its bytes lie in the source."""
+
+    part: int
+    part_bytes: int
+    places: tuple[int, ...]
+
+
+class PutRequest(msgspec.Struct, frozen=True):
+    """A checked put: places are inside the source, sizes are the layout's, keys are distinct."""
+
+    opened: OpenedNamespace
+    chain: PageChain
+    sources: tuple[PartSource, ...]
+    deadline_s: float
+    """When to stop, on the clock that the plan is given."""
+    wait: bool = True
+    ttl_s: float | None = None
+    replicas: int | None = None
+
+    @property
+    def pages(self) -> int:
+        """Pages of the whole put."""
+        return len(self.chain)
+
+
+class _State(IntEnum):
+    """What is known of one part of one page; one byte each."""
+
+    PENDING = 0
+    STORED = 1
+    PRESENT = 2
+    REFUSED = 3
+
+
+class _Part:
+    """Progress of one part of a batch of pages."""
+
+    __slots__ = ("reasons", "retry_after_s", "source", "states", "tries")
+
+    def __init__(self, source: PartSource, pages: int) -> None:
+        self.source = source
+        self.states = bytearray(pages)
+        self.tries = bytearray(pages)
+        self.reasons = bytearray(pages)
+        """Outcome of the last refusal or failure, for the day that no try is left."""
+        self.retry_after_s = 0.0
+
+    def pending(self) -> Iterator[tuple[int, int]]:
+        """Stretches [start, stop) of pages still to be stored."""
+        if not any(self.states):
+            yield 0, len(self.states)
+            return
+        start = self.states.find(_State.PENDING)
+        while start >= 0:
+            stop = start
+            while stop < len(self.states) and self.states[stop] == _State.PENDING:
+                stop += 1
+            yield start, stop
+            start = self.states.find(_State.PENDING, stop)
+
+    def refuse_pending(self, reason: int | None = None) -> None:
+        """Give up on what is still pending, for `reason` or each page's own last one."""
+        for start, stop in list(self.pending()):
+            for page in range(start, stop):
+                self.states[page] = _State.REFUSED
+                if reason is not None:
+                    self.reasons[page] = reason
+
+
+class _Batch:
+    """Pages [first, first + pages) of a put, which fit one BeginPut."""
+
+    def __init__(self, request: PutRequest, first: int, pages: int) -> None:
+        self.request = request
+        self.first = first
+        self.pages = pages
+        self.chain = request.chain.slice(first, first + pages)
+        self.parts = {source.part: _Part(source, pages) for source in request.sources}
+
+    def pending(self) -> list[tuple[int, int]]:
+        """Stretches of pages of which some part is pending."""
+        if len(self.parts) == 1:
+            (part,) = self.parts.values()
+            return list(part.pending())
+        waiting = (part.pending() for part in self.parts.values())
+        pages = sorted({page for part in waiting for a, b in part for page in range(a, b)})
+        stretches: list[tuple[int, int]] = []
+        for page in pages:
+            if stretches and stretches[-1][1] == page:
+                stretches[-1] = (stretches[-1][0], page + 1)
+            else:
+                stretches.append((page, page + 1))
+        return stretches
+
+    def begin(self, stretches: list[tuple[int, int]], request_id: bytes, time_s: float) -> BeginPut:
+        """Ask for extents for these stretches, numbered as one row of pages."""
+        wanted = [p for p in self.parts.values() if any(True for _ in p.pending())]
+        request = self.request
+        return BeginPut(
+            request=request_id,
+            namespace=request.opened.namespace.id,
+            chains=self._chains(stretches),
+            parts=tuple(p.source.part for p in wanted),
+            part_bytes=tuple(p.source.part_bytes for p in wanted),
+            timeout_s=time_s,
+            wait=request.wait,
+            ttl_s=request.ttl_s,
+            replicas=request.replicas,
+        )
+
+    def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:
+        if self.request.opened.namespace.is_opaque:
+            # Named objects have no order: each is a chain of its own.
+            pages = [page for start, stop in stretches for page in range(start, stop)]
+            return tuple(PutChain(ROOT_PARENT, self.chain.key(page)) for page in pages)
+        pieces = [self.chain.slice(start, stop) for start, stop in stretches]
+        return tuple(PutChain(piece.parent, piece.packed) for piece in pieces)
+
+    def refuse_rest(self, reason: int | None = None) -> None:
+        """Give up on every pending page."""
+        for part in self.parts.values():
+            part.refuse_pending(reason)
+
+    def outcome(self, page: int, visible: bool) -> PutOutcome:
+        """What to tell the caller of one page: a refused part refuses the page."""
+        for part in self.parts.values():
+            if part.states[page] == _State.REFUSED:
+                return Refused(refused_reason(part.reasons[page]), part.retry_after_s)
+        if all(part.states[page] == _State.PRESENT for part in self.parts.values()):
+            return AlreadyThere()
+        return Stored(visible)
+
+
+def put_steps(
+    request: PutRequest, clock: Clock, new_request_id: Callable[[], bytes]
+) -> Steps[list[PutOutcome]]:
+    """Store the pages, batch by batch; one outcome a page, in the order of the pages.
+
+    One round trip of metadata a batch of at most `limits.BATCH_PAGES_MAX` parts when all goes
+    well. Raises what the master link raises. A batch whose last page was refused ends the put:
+    the pages after it would have no parent.
+    """
+    step = max(1, limits.BATCH_PAGES_MAX // max(1, len(request.sources)))
+    outcomes: list[PutOutcome] = []
+    for first in range(0, request.pages, step):
+        batch = _Batch(request, first, min(step, request.pages - first))
+        yield from _put_batch(batch, clock, new_request_id)
+        outcomes += yield from _results(batch, clock)
+        last = outcomes[-1]
+        if isinstance(last, Refused) and not request.opened.namespace.is_opaque:
+            outcomes += [last] * (request.pages - len(outcomes))
+            break
+    return outcomes
+
+
+def _put_batch(batch: _Batch, clock: Clock, new_request_id: Callable[[], bytes]) -> Steps[None]:
+    """Plan, ingest and plan again until no page is pending or the deadline has come."""
+    while stretches := batch.pending():
+        left_s = batch.request.deadline_s - clock.now_s()
+        if left_s <= 0:
+            batch.refuse_rest()
+            return
+        begin = batch.begin(stretches, new_request_id(), left_s * PATIENCE)
+        plans = yield from ask(begin, PutPlans, left_s)
+        pages = [page for start, stop in stretches for page in range(start, stop)]
+        _note_answers(batch, pages, plans)
+        if plans.spans:
+            yield from _ingest(batch, pages, plans, clock)
+        elif not batch.request.wait:
+            batch.refuse_rest()
+        else:
+            yield from _wait(batch, clock)
+
+
+def _wait(batch: _Batch, clock: Clock) -> Steps[None]:
+    """Nothing was planned: pause as long as the master advised, within the deadline."""
+    if not batch.pending():
+        return
+    advised_s = max(part.retry_after_s for part in batch.parts.values())
+    left_s = batch.request.deadline_s - clock.now_s()
+    yield Pause(max(0.0, min(max(advised_s, PAUSE_MIN_S), PAUSE_MAX_S, left_s)))
+
+
+def _part_and_pages(
+    batch: _Batch, pages: list[int], item: PlanSpan | PageRange | RefusedRange
+) -> tuple[_Part, list[int]]:
+    """The part and the batch's pages that an item of the answer is about."""
+    part = batch.parts.get(item.part)
+    if part is None or not 0 <= item.first < item.first + item.count <= len(pages):
+        raise MalformedMessage(f"PutPlans names pages that were not asked for: {item!r}")
+    return part, pages[item.first : item.first + item.count]
+
+
+def _note_answers(batch: _Batch, pages: list[int], plans: PutPlans) -> None:
+    """Take down what the master says is there, and what it refuses."""
+    for present in plans.present:
+        part, mine = _part_and_pages(batch, pages, present)
+        for page in mine:
+            if part.states[page] == _State.PENDING:
+                part.states[page] = _State.PRESENT
+    for refused in plans.refused:
+        part, mine = _part_and_pages(batch, pages, refused)
+        waits = batch.request.wait and refused.reason in _WORTH_WAITING
+        part.retry_after_s = refused.retry_after_s
+        for page in mine:
+            if part.states[page] == _State.PENDING:
+                part.reasons[page] = refused.reason & 0xFF
+                if not waits:
+                    part.states[page] = _State.REFUSED
+
+
+def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> Steps[None]:
+    """Have the planned pages pulled, note what became of each, give failed plans up."""
+    spans = tuple(_span(batch, pages, plans, plan) for plan in plans.spans)
+    left_s = max(0.0, batch.request.deadline_s - clock.now_s())
+    results = yield from move(IngestPages(spans, left_s))
+    failed: list[int] = []
+    for plan, outcomes in zip(plans.spans, results, strict=True):
+        part, mine = _part_and_pages(batch, pages, plan)
+        if not any(outcomes):
+            for page in mine:
+                part.states[page] = _State.STORED
+            continue
+        if any(code not in (Outcome.OK, Outcome.PLAN_CLOSED) for code in outcomes):
+            failed.append(plan.generation)
+        _note_failures(part, mine, outcomes)
+    if failed:
+        yield from _abort(tuple(failed))
+
+
+def _note_failures(part: _Part, pages: list[int], outcomes: bytes) -> None:
+    """A page is tried PULL_TRIES_MAX times; a reader's lock (BUSY) is no try."""
+    for page, code in zip(pages, outcomes, strict=True):
+        if code == Outcome.OK:
+            part.states[page] = _State.STORED
+            continue
+        part.reasons[page] = code
+        if code != Outcome.BUSY:
+            part.tries[page] += 1
+        if part.tries[page] >= limits.PULL_TRIES_MAX:
+            part.states[page] = _State.REFUSED
+
+
+def _span(batch: _Batch, pages: list[int], plans: PutPlans, plan: PlanSpan) -> IngestSpan:
+    """A plan with the source's places and the identity that the record will hold."""
+    part, mine = _part_and_pages(batch, pages, plan)
+    if len(plan.offsets) != COLUMN_BYTES * plan.count:
+        raise MalformedMessage(f"PlanSpan: {len(plan.offsets)} bytes of offsets for {plan.count}")
+    first, stop = mine[0], mine[-1] + 1
+    if stop - first != plan.count:
+        raise MalformedMessage("PlanSpan: pages of more than one chain")
+    opened = batch.request.opened
+    opaque = opened.namespace.is_opaque
+    places = part.source.places[batch.first + first : batch.first + stop]
+    return IngestSpan(
+        epoch=plans.epoch,
+        segment=_segment(plans, plan.segment),
+        generation=plan.generation,
+        namespace_ordinal=opened.ordinal,
+        part=plan.part,
+        part_bytes=part.source.part_bytes,
+        token_count=opened.namespace.layout.page_tokens,
+        parent=ROOT_PARENT if opaque else batch.chain.parent_of(first),
+        keys=batch.chain.packed[first * KEY_BYTES : stop * KEY_BYTES],
+        offsets=plan.offsets,
+        places=places,
+    )
+
+
+def _segment(plans: PutPlans, index: int) -> SegmentRef:
+    if not 0 <= index < len(plans.segments):
+        raise MalformedMessage(f"PlanSpan: segment {index} of {len(plans.segments)}")
+    return plans.segments[index]
+
+
+def _abort(generations: tuple[int, ...]) -> Steps[None]:
+    """Give plans up now. When that fails they time out at the master by themselves."""
+    try:
+        yield from ask(AbortPut(generations), Done, ABORT_TIMEOUT_S)
+    except KVStoreError:
+        return
+
+
+def _results(batch: _Batch, clock: Clock) -> Steps[list[PutOutcome]]:
+    """Outcomes in order. Where others hold parts too, one Probe tells what is visible."""
+    namespace = batch.request.opened.namespace
+    everything = namespace.is_opaque or len(batch.parts) == len(namespace.parts)
+    stored = any(_State.STORED in part.states for part in batch.parts.values())
+    visible = b"\1" * batch.pages
+    if stored and not everything:
+        left_s = max(ABORT_TIMEOUT_S, batch.request.deadline_s - clock.now_s())
+        probed = yield from ask(Probe(namespace.id, batch.chain.packed), Probed, left_s)
+        visible = probed.present.ljust(batch.pages, b"\0")
+    return [batch.outcome(page, visible[page] == 1) for page in range(batch.pages)]

@@ -1,0 +1,141 @@
+"""Memory that workers of this host can pull from and that reads can land in: a sealed memfd.
+
+Owns the life of one buffer. Must not know workers: whoever attached it is told through `uses`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
+from kvstore.transfer.memory import Memory, address_of, populate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ALIGN_BYTES: Final = 4096
+CLOSE_TIMEOUT_S: Final = 30.0
+_MADV_POPULATE_WRITE: Final = 23
+
+
+class Buffer:
+    """A stretch of shared memory, 4 KiB aligned, that never shrinks (so no reader can crash).
+
+    `view` is a writable memoryview: numpy.frombuffer(buffer.view) and torch.frombuffer(buffer.view)
+    use it without copying. Belongs to the process that made it: a forked child is refused.
+    """
+
+    def __init__(self, number: int, size_bytes: int) -> None:
+        """Allocate and touch `size_bytes` > 0 of memory. `number` names it to workers."""
+        if size_bytes <= 0:
+            raise BadValue("size_bytes", size_bytes, "at least 1")
+        self.number = number
+        self.size_bytes = size_bytes
+        self._pid = os.getpid()
+        self._idle = threading.Condition()
+        self._uses = 0
+        self._closed = False
+        self._on_close: list[Callable[[int], None]] = []
+        length = (size_bytes + ALIGN_BYTES - 1) // ALIGN_BYTES * ALIGN_BYTES
+        self._fd = _sealed_memfd(length)
+        self._finalizer = weakref.finalize(self, os.close, self._fd)
+        # The map lives as long as views of it do: this one until close, and those of callers.
+        whole = mmap.mmap(self._fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        view = memoryview(whole)[:size_bytes]
+        self._memory = Memory(view, address_of(view), self)
+        # First touch runs at a tenth of memory speed: it is paid here, not by the first put.
+        populate(self._memory.address, length, _MADV_POPULATE_WRITE)
+
+    @property
+    def view(self) -> memoryview:
+        """The whole buffer, writable. BufferClosed once it was closed."""
+        self._check_open()
+        return self._memory.view
+
+    @property
+    def address(self) -> int:
+        """Where the buffer lies in this process."""
+        self._check_open()
+        return self._memory.address
+
+    @property
+    def memory(self) -> Memory:
+        """The buffer as source or destination of a transfer."""
+        self._check_open()
+        return self._memory
+
+    @property
+    def closed(self) -> bool:
+        """Whether new use is refused."""
+        return self._closed or self._pid != os.getpid()
+
+    @contextmanager
+    def in_use(self) -> Iterator[Memory]:
+        """Keep the buffer from being closed meanwhile. BufferClosed when it already is."""
+        with self._idle:
+            self._check_open()
+            self._uses += 1
+        try:
+            yield self._memory
+        finally:
+            with self._idle:
+                self._uses -= 1
+                self._idle.notify_all()
+
+    def descriptor(self) -> int:
+        """The memfd, to be sent to a worker; valid while in use."""
+        self._check_open()
+        return self._fd
+
+    def on_close(self, call: Callable[[int], None]) -> None:
+        """Have `call(number)` run when the buffer closes: a worker that attached it lets go."""
+        with self._idle:
+            self._check_open()
+            if call not in self._on_close:
+                self._on_close.append(call)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Refuse new use, wait for uses in flight, let workers go. Safe to repeat.
+
+        Views that the caller still holds stay valid; the memory goes with the last of them.
+        DeadlineExceeded when a use has not ended within `timeout_s`; the buffer stays refused.
+        """
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._idle.wait_for(lambda: self._uses == 0, timeout_s):
+                raise DeadlineExceeded(f"buffer {self.number}: still in use after {timeout_s} s")
+            calls, self._on_close = self._on_close, []
+        if self._pid == os.getpid():
+            for call in calls:
+                call(self.number)
+        self._memory = Memory(memoryview(b""), 0)
+        self._finalizer()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BufferClosed(f"buffer {self.number} was closed")
+        if self._pid != os.getpid():
+            raise BufferClosed(f"buffer {self.number} belongs to process {self._pid}")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"Buffer({self.number}, {self.size_bytes} bytes, {state})"
+
+
+def _sealed_memfd(length: int) -> int:
+    fd = os.memfd_create("kvharbor-buffer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, length)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,161 @@
+"""The port between planning and moving bytes: spans of pages, and what a transport promises.
+
+Knows messages and memory; must not know masters, retries or deadlines of calls.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+import xxhash
+
+from kvstore import limits
+from kvstore.ids import KEY_BYTES
+from kvstore.page import checksum_seed
+from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.puts import BufferSource, EngineSource, Ingest, StreamSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvstore.transfer.memory import Memory
+
+COLUMN_BYTES: Final = 8
+PIECE_BYTES: Final = 4 * limits.MIB
+"""Bytes that a writer hashes while the worker copies the piece before: one Ingest a piece."""
+
+
+class IngestSpan(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive pages of one plan, in one segment, and where their bytes lie in the source."""
+
+    epoch: int
+    segment: SegmentRef
+    generation: int
+    namespace_ordinal: int
+    part: int
+    part_bytes: int
+    token_count: int
+    parent: bytes
+    keys: bytes
+    offsets: bytes
+    places: tuple[int, ...]
+    """Byte offsets in the source, one a page."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def cut(self, start: int, stop: int) -> IngestSpan:
+        """Pages [start, stop) as a span of their own."""
+        parent = self.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES] if start else self.parent
+        return msgspec.structs.replace(
+            self,
+            parent=parent,
+            keys=self.keys[start * KEY_BYTES : stop * KEY_BYTES],
+            offsets=self.offsets[start * COLUMN_BYTES : stop * COLUMN_BYTES],
+            places=self.places[start:stop],
+        )
+
+    def message(
+        self, checksums: bytes, source: BufferSource | StreamSource | EngineSource
+    ) -> Ingest:
+        """The request that makes the worker pull these pages."""
+        return Ingest(
+            self.epoch, self.segment.segment, self.segment.incarnation, self.generation,
+            self.namespace_ordinal, self.part, self.part_bytes, self.token_count, self.parent,
+            self.keys, self.offsets, checksums, source,
+        )  # fmt: skip
+
+
+class ReadSpan(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive pages of one replica, and where their bytes go in the destination."""
+
+    segment: SegmentRef
+    part: int
+    part_bytes: int
+    keys: bytes
+    offsets: bytes
+    generations: bytes
+    checksums: bytes
+    places: tuple[int, ...]
+    """Byte offsets in the destination (for views: positions in the result), one a page."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def cut(self, start: int, stop: int) -> ReadSpan:
+        """Pages [start, stop) as a span of their own."""
+        column = slice(start * COLUMN_BYTES, stop * COLUMN_BYTES)
+        return msgspec.structs.replace(
+            self,
+            keys=self.keys[start * KEY_BYTES : stop * KEY_BYTES],
+            offsets=self.offsets[column],
+            generations=self.generations[column],
+            checksums=self.checksums[column],
+            places=self.places[start:stop],
+        )
+
+
+class Transport(Protocol):
+    """One way to one worker's segments. Thread-safe. Failures are Outcome bytes, not errors."""
+
+    def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
+        """One Outcome byte a page.
+
+        OK: the bytes are in place, their checksum is the span's, and after the last byte the
+        extent's record was still SEALED with this key, generation and incarnation (I8, I11).
+        Anything else: that place holds zeros.
+        """
+        ...
+
+    def ingest(self, spans: Sequence[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
+        """Have the worker pull these pages; one Outcome byte a page for each span.
+
+        Checksums are computed here, over the source, before the worker is asked for the piece.
+        """
+        ...
+
+    def close(self) -> None:
+        """End connections and mappings; later calls answer TRANSPORT. Safe to repeat."""
+        ...
+
+
+def column(packed: bytes) -> array[int]:
+    """A packed u64 column as integers. Hosts are little-endian (asserted at import)."""
+    values = array("Q")
+    values.frombytes(packed)
+    return values
+
+
+def keys_of(packed: bytes) -> Iterator[bytes]:
+    """Each 32-byte key of a packed column."""
+    return (packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES))
+
+
+def span_checksums(span: IngestSpan, source: memoryview) -> bytes:
+    """The writer's packed checksums of a span's pages (kvstore.page.payload_checksum)."""
+    size, part, keys = span.part_bytes, span.part, span.keys
+    sums = array("Q", bytes(COLUMN_BYTES * len(span.places)))
+    for i, place in enumerate(span.places):
+        seed = checksum_seed(keys[i * KEY_BYTES : i * KEY_BYTES + 8], part)
+        sums[i] = xxhash.xxh3_64_intdigest(source[place : place + size], seed)
+    return sums.tobytes()
+
+
+def pieces_of(span: IngestSpan, piece_bytes: int = PIECE_BYTES) -> Iterator[IngestSpan]:
+    """The span cut so that each piece holds about `piece_bytes`, at least one page."""
+    step = max(1, piece_bytes // span.part_bytes)
+    if step >= len(span):
+        yield span
+        return
+    for start in range(0, len(span), step):
+        yield span.cut(start, min(start + step, len(span)))
+
+
+def all_of(outcome: Outcome, pages: int) -> bytes:
+    """The same Outcome byte for every page."""
+    return bytes((outcome,)) * pages
+
+
+assert column(b"\x01" + bytes(7))[0] == 1, "columns are little-endian"
