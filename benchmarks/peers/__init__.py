@@ -1,0 +1,1 @@
+"""Other systems, set up as their documents advise: what our figures stand beside."""

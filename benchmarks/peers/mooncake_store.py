@@ -1,0 +1,344 @@
+"""Mooncake Store as its documents advise to run it: master, owner of memory, requesters.
+
+One process each, TCP, `batch_put_from` and `batch_get_into` on registered buffers, fresh keys,
+every return code checked, every byte compared. A requester may use the connection pool, which is
+off by default: the caller measures both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.harness import MIB, ProcessClock, Sample
+from benchmarks.regions import ROTATING_BYTES, Region, same
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from types import TracebackType
+
+DISTRIBUTION: Final = "mooncake-transfer-engine-non-cuda"
+STAGING_BYTES: Final = 16 * MIB
+START_TIMEOUT_S: Final = 20.0
+CALL_TIMEOUT_S: Final = 120.0
+SEED: Final = 7
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
+
+
+def version() -> str:
+    """The release that is installed."""
+    return importlib.metadata.version(DISTRIBUTION)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it is gone."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class PeerFailed(RuntimeError):
+    """The peer answered something that would make its figures worthless."""
+
+
+class MooncakeStore(AbstractContextManager["MooncakeStore"]):
+    """The whole peer: leaving the context stops every process of it."""
+
+    def __init__(self, segment_bytes: int, pools: tuple[bool, ...] = (False, True)) -> None:
+        """Start master, owner and one requester for each kind of connection handling."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._children: list[_Child] = []
+        self._log = Path(tempfile.mkstemp(prefix="mooncake-master-")[1])
+        try:
+            self.master_address = self._start_master()
+            self._owner = self._child(_own_memory, self.master_address, segment_bytes)
+            self.requesters = {
+                pool: Requester(self._child(_request, self.master_address, pool=pool), self._pids())
+                for pool in pools
+            }
+            self._warm(segment_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm(self, segment_bytes: int) -> None:
+        """Touch most of the segment, so that no measured put pays for its first page faults."""
+        batch = 4
+        turns = segment_bytes * 85 // 100 // (batch * 16 * MIB)
+        for pool, requester in self.requesters.items():
+            for turn in range(turns if not pool else 1):
+                requester.put(f"warm/{pool}", turn, 16 * MIB, batch)
+            for turn in range(turns if not pool else 1):
+                requester.remove(f"warm/{pool}", turn, batch)
+
+    def _start_master(self) -> str:
+        folder = importlib.util.find_spec("mooncake")
+        assert folder is not None, "mooncake is not installed"
+        assert folder.origin is not None
+        rpc, metrics = _free_port(), _free_port()
+        command = [
+            str(Path(folder.origin).parent / "mooncake_master"),
+            f"--rpc_port={rpc}",
+            "--rpc_address=127.0.0.1",
+            f"--metrics_port={metrics}",
+            "--metrics_host=127.0.0.1",
+            "--enable_metric_reporting=false",
+        ]
+        with self._log.open("wb") as log:
+            master = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
+        self._processes.append(master)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and master.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", rpc)) == 0:
+                    return f"127.0.0.1:{rpc}"
+            time.sleep(0.02)
+        raise PeerFailed(f"mooncake_master did not start:\n{self._tail()}")
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def _child(self, main: object, *args: object, pool: bool = False) -> _Child:
+        child = _Child(main, args, pool=pool)
+        self._children.append(child)
+        child.ready()
+        return child
+
+    def _pids(self) -> list[int]:
+        return [self._processes[0].pid, self._owner.pid]
+
+    @property
+    def master_pid(self) -> int:
+        """For its memory."""
+        return self._processes[0].pid
+
+    def close(self) -> None:
+        """Stop everything, whatever state it is in."""
+        for child in reversed(self._children):
+            child.stop()
+        for process in self._processes:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._log.unlink(missing_ok=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Child:
+    """A process that answers calls over a pipe, and ends when the pipe does."""
+
+    def __init__(self, main: object, args: tuple[object, ...], *, pool: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        # Read by the engine from the environment when it is loaded.
+        os.environ["MC_TCP_ENABLE_CONNECTION_POOL"] = "1" if pool else "0"
+        os.environ["MC_LOG_LEVEL"] = "ERROR"
+        self._process = context.Process(target=_run_child, args=(main, theirs, args), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ready(self) -> None:
+        self._answer("start", START_TIMEOUT_S)
+
+    def call(self, *request: object) -> object:
+        self._pipe.send(request)
+        return self._answer(request[0], CALL_TIMEOUT_S)
+
+    def _answer(self, what: object, timeout_s: float) -> object:
+        if not self._pipe.poll(timeout_s):
+            raise PeerFailed(f"{what}: no answer within {timeout_s} s")
+        kind, value = self._pipe.recv()
+        if kind != "ok":
+            raise PeerFailed(str(value))
+        return value
+
+    def stop(self) -> None:
+        self._pipe.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Requester:
+    """The client side, in a process of its own; times are taken inside that process."""
+
+    def __init__(self, child: _Child, pids: list[int]) -> None:
+        """`pids`: the processes that work for it."""
+        self._child = child
+        self._clock = ProcessClock([*pids, child.pid])
+
+    def put(self, label: str, turn: int, page_bytes: int, pages: int) -> Sample:
+        """Store batch number `turn` of the source region under fresh keys."""
+        return self._timed("put", label, turn, page_bytes, pages)
+
+    def get(self, label: str, turn: int, page_bytes: int, pages: int) -> Sample:
+        """Fetch what `put` stored under the same label and turn, and compare it."""
+        return self._timed("get", label, turn, page_bytes, pages)
+
+    def remove(self, label: str, turn: int, pages: int) -> None:
+        """Take a batch out again, leased or not."""
+        self._child.call("remove", label, turn, pages)
+
+    def exists(self, label: str, turn: int, pages: int, repeats: int) -> list[float]:
+        """Seconds of `repeats` calls that ask for the same keys."""
+        return self._seconds("exists", label, turn, pages, repeats)
+
+    def _timed(self, op: str, label: str, turn: int, page_bytes: int, pages: int) -> Sample:
+        before = self._clock.now_s()
+        seconds = self._child.call(op, label, turn, page_bytes, pages)
+        # What it spends on comparing bytes is not the store's.
+        overhead = self._child.call("overhead")
+        assert isinstance(seconds, float)
+        assert isinstance(overhead, float)
+        return Sample(seconds, page_bytes * pages, self._clock.now_s() - before - overhead)
+
+    def _seconds(self, *request: object) -> list[float]:
+        answer = self._child.call(*request)
+        assert isinstance(answer, list)
+        return answer
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run_child(main: object, pipe: Connection, args: tuple[object, ...]) -> None:
+    die_with_parent()
+    assert callable(main)
+    # The engine writes its log there, errors that it recovers from included.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        main(pipe, *args)
+    except (EOFError, KeyboardInterrupt):
+        pass  # The benchmark has ended.
+    except BaseException as error:
+        pipe.send(("failed", repr(error)))
+    # The engine's threads outlive an orderly exit; nothing here is worth waiting for.
+    os._exit(0)
+
+
+def _own_memory(pipe: Connection, master: str, segment_bytes: int) -> None:
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment_bytes, STAGING_BYTES, "tcp", "", master)
+    assert code == 0, code
+    pipe.send(("ok", "ready"))
+    pipe.recv()
+
+
+def _request(pipe: Connection, master: str) -> None:
+    worker = _RequesterProcess(master)
+    pipe.send(("ok", "ready"))
+    while True:
+        op, *args = pipe.recv()
+        try:
+            pipe.send(("ok", getattr(worker, op)(*args)))
+        except PeerFailed as error:
+            pipe.send(("failed", str(error)))
+
+
+class _RequesterProcess:
+    """What runs in the requester's process; public methods are the calls it answers."""
+
+    def __init__(self, master: str) -> None:
+        from mooncake.store import MooncakeDistributedStore
+
+        self._store = MooncakeDistributedStore()
+        code = self._store.setup("127.0.0.1", "P2PHANDSHAKE", 0, STAGING_BYTES, "tcp", "", master)
+        assert code == 0, code
+        self._source = Region(ROTATING_BYTES, seed=SEED)
+        self._into = Region(ROTATING_BYTES)
+        for region in (self._source, self._into):
+            assert self._store.register_buffer(region.address, region.size_bytes) == 0
+        self._overhead_s = 0.0
+
+    @staticmethod
+    def _keys(label: str, turn: int, pages: int) -> list[str]:
+        return [f"{label}/{turn}/{i}" for i in range(pages)]
+
+    def overhead(self) -> float:
+        """Processor seconds spent on comparing since this was last asked."""
+        spent, self._overhead_s = self._overhead_s, 0.0
+        return spent
+
+    def put(self, label: str, turn: int, page_bytes: int, pages: int) -> float:
+        keys = self._keys(label, turn, pages)
+        addresses = [
+            self._source.address + at for at in self._source.offsets(turn, page_bytes, pages)
+        ]
+        sizes = [page_bytes] * pages
+        started = time.perf_counter()
+        codes = self._store.batch_put_from(keys, addresses, sizes)
+        seconds = time.perf_counter() - started
+        if codes != [0] * pages:
+            raise PeerFailed(f"batch_put_from: codes {sorted(set(codes))}")
+        return seconds
+
+    def get(self, label: str, turn: int, page_bytes: int, pages: int) -> float:
+        keys = self._keys(label, turn, pages)
+        offsets = self._into.offsets(turn, page_bytes, pages)
+        for at in offsets:
+            ctypes.memset(self._into.address + at, 0, min(page_bytes, 64))
+        addresses = [self._into.address + at for at in offsets]
+        sizes = [page_bytes] * pages
+        started = time.perf_counter()
+        codes = self._store.batch_get_into(keys, addresses, sizes)
+        seconds = time.perf_counter() - started
+        if codes != sizes:
+            raise PeerFailed(f"batch_get_into: codes {sorted(set(codes))}")
+        self._compare(turn, page_bytes, pages)
+        return seconds
+
+    def _compare(self, turn: int, page_bytes: int, pages: int) -> None:
+        started = time.process_time()
+        into = self._into.offsets(turn, page_bytes, pages)[0]
+        source = self._source.offsets(turn, page_bytes, pages)[0]
+        if not same(self._into.address + into, self._source.address + source, page_bytes * pages):
+            raise PeerFailed("batch_get_into: other bytes than were put")
+        self._overhead_s += time.process_time() - started
+
+    def remove(self, label: str, turn: int, pages: int) -> None:
+        codes = self._store.batch_remove(self._keys(label, turn, pages), True)
+        if codes != [0] * pages:
+            raise PeerFailed(f"batch_remove: codes {sorted(set(codes))}")
+
+    def exists(self, label: str, turn: int, pages: int, repeats: int) -> list[float]:
+        keys = self._keys(label, turn, pages)
+        seconds = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            answers = self._store.batch_is_exist(keys)
+            seconds.append(time.perf_counter() - started)
+            if answers != [1] * pages:
+                raise PeerFailed(f"batch_is_exist: answers {sorted(set(answers))}")
+        return seconds
