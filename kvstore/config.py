@@ -174,6 +174,15 @@ PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
 """How a value is read, by the annotation of its field. Raises ValueError saying what would do."""
 
 
+def default_data_dir(environment: Mapping[str, str]) -> Path:
+    """$KVHARBOR_HOME, else kvharbor below $XDG_DATA_HOME, which is ~/.local/share by default."""
+    home = environment.get("KVHARBOR_HOME")
+    if home:
+        return Path(home).expanduser()
+    shared = environment.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(shared).expanduser() / "kvharbor"
+
+
 def read_file(path: Path, sections: tuple[str, ...]) -> dict[str, Table]:
     """The tables of a TOML file by section; ConfigError names the file and what is wrong with it.
 

@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     DENIED = 4
     """Wrong secret, role, cluster or protocol version."""
     IN_USE = 5
-    """An address, a data folder or a segment belongs to a running process."""
+    """A data folder or a segment belongs to a running process."""
     NO_SPACE = 6
     """Too little memory or disk for what was asked."""
     STALE = 7

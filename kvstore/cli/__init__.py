@@ -1,0 +1,1 @@
+"""The operator's commands: `kvharbor up | status | wipe | demo | debug | version`."""

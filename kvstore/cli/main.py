@@ -1,0 +1,179 @@
+"""The command `kvharbor`: its sub-commands, their options, and how errors end it.
+
+Owns the command line. Every KVStoreError becomes one line on standard error and the exit code of
+kvstore.exit_codes; `--json` may stand before or after the sub-command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvstore import limits
+from kvstore.cli import output, places, standalone
+from kvstore.cli.operator import Operator
+from kvstore.config import ClusterConfig, Sources, default_data_dir, read_file
+from kvstore.errors import KVStoreError
+from kvstore.exit_codes import ExitCode, exit_code_of
+
+SECTIONS: Final = ("cluster", "master", "worker")
+
+app = typer.Typer(
+    name="kvharbor",
+    help="A KV-cache pool for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of metadata, logs and sockets.",
+        show_default="$KVHARBOR_HOME, else ~/.local/share/kvharbor",
+    ),
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the cluster secret.", envvar="KVHARBOR_CLUSTER_SECRET_FILE"),
+]
+
+
+@app.callback()
+def before(context: typer.Context, as_json: AsJson = False) -> None:
+    """A KV-cache pool for LLM serving."""
+    context.obj = as_json
+
+
+@app.command()
+def up(  # noqa: PLR0913 -- each is an option of the command line
+    context: typer.Context,
+    data_dir: DataDir = None,
+    dram: Annotated[str | None, typer.Option(help="Memory to lend, e.g. 512MiB.")] = None,
+    listen: Annotated[str | None, typer.Option(help="The master's host:port.")] = None,
+    worker_listen: Annotated[str | None, typer.Option(help="The worker's host:port.")] = None,
+    admin: Annotated[str | None, typer.Option(help="The master's HTTP host:port, or off.")] = None,
+    worker_admin: Annotated[str | None, typer.Option(help="The worker's, or off.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with more settings.")] = None,
+    secret_file: SecretFile = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget pages and metadata.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a standalone pool, master and worker, until a signal stops it. Port 0 takes a free one.
+
+    A pool that was killed finds its pages again at the next start from the same data folder.
+    """
+    where = _places(data_dir)
+    secret = _cluster(config, secret_file).secret()
+    wiring = standalone.Wiring(
+        config, secret_file, dram, listen, admin, worker_listen, worker_admin
+    )
+    places.prepare(where)
+    lock = places.lock(where)
+    if fresh:
+        places.wipe(where)
+        places.prepare(where)
+    shown = str(where.data_dir), str(where.segment_dir)
+    try:
+        with standalone.StandalonePool(where, wiring, secret, lock) as pool:
+            ready = pool.start()
+            if as_json or context.obj:
+                output.print_json(output.ready_value(ready, shown, os.getpid()))
+            else:
+                output.print_ready(ready, shown)
+            pool.wait()
+    except standalone.Stopped:
+        return
+    finally:
+        os.close(lock)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    master: Annotated[
+        str, typer.Option(help="The master's host:port.", envvar="KVHARBOR_MASTER")
+    ] = f"127.0.0.1:{limits.MASTER_PORT}",
+    cluster: Annotated[str, typer.Option(help="Refuse any other cluster.")] = "",
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show workers, segments with bytes by state, pages and counters."""
+    with Operator(master, _cluster(None, secret_file).secret(), cluster) as operator:
+        found = operator.status()
+    if as_json or context.obj:
+        output.print_json(found)
+    else:
+        output.print_status(found)
+
+
+@app.command()
+def wipe(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Remove the pages and metadata of a standalone pool that does not run."""
+    where = _places(data_dir)
+    freed = 0
+    if where.data_dir.exists():
+        lock = places.lock(where)
+        freed = places.wipe(where)
+        os.close(lock)
+    else:
+        freed = places.wipe_segments(where)
+    if as_json or context.obj:
+        output.print_json({"freed_bytes": freed})
+    else:
+        print(f"freed {output.size_text(freed)}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def demo(context: typer.Context) -> None:
+    """Run a pool, a prefill and a decode process on a real model; --help shows its options."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.demo", *context.args])
+
+
+@app.command()
+def version(context: typer.Context, as_json: AsJson = False) -> None:
+    """Print the version."""
+    found = distribution_version("kvharbor")
+    if as_json or context.obj:
+        output.print_json({"version": found})
+    else:
+        print(found)
+
+
+def main() -> None:
+    """Run the command line; ends the process."""
+    try:
+        app()
+    except standalone.PartDied as error:
+        output.print_error(str(error))
+        sys.exit(error.exit_code)
+    except KVStoreError as error:
+        output.print_error(str(error))
+        sys.exit(exit_code_of(error))
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing can be said any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILED)
+
+
+def _places(data_dir: Path | None) -> places.Places:
+    return places.places_of(data_dir or default_data_dir(os.environ))
+
+
+def _cluster(config: Path | None, secret_file: Path | None) -> ClusterConfig:
+    tables = read_file(config, SECTIONS) if config else {}
+    options = {"secret_file": str(secret_file) if secret_file else None}
+    return Sources(config, tables, os.environ, options).section(ClusterConfig, "cluster")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What commands print: tables for people, one JSON line for programs. Owns `rich`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvstore.cli.standalone import Ready
+    from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+
+PLAIN_WIDTH: Final = 160
+"""Columns of output that is not for a terminal."""
+
+
+def print_json(value: object) -> None:
+    """One line on standard output, at once: the reader may wait for it."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_error(text: str) -> None:
+    """A line on standard error, in the form of every program of ours."""
+    sys.stderr.write(f"kvharbor: {text}\n")
+    sys.stderr.flush()
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def ready_value(ready: Ready, places: tuple[str, str], pid: int) -> dict[str, object]:
+    """The ready line's fields; `places` are the data folder and the segment folder."""
+    status = ready.status
+    return {
+        "event": "ready",
+        "pid": pid,
+        "cluster": status.cluster,
+        "epoch": status.epoch,
+        "master": msgspec.structs.asdict(ready.master),
+        "worker": msgspec.structs.asdict(ready.worker),
+        "segments": [msgspec.structs.asdict(each) for each in status.segments],
+        "pages": status.pages,
+        "discarded_bytes": ready.discarded_bytes,
+        "data_dir": places[0],
+        "segment_dir": places[1],
+    }
+
+
+def print_ready(ready: Ready, places: tuple[str, str]) -> None:
+    """Where the pool listens, and what it lends."""
+    status, master, worker = ready.status, ready.master, ready.worker
+    lines = [
+        f"kvharbor is ready: cluster {status.cluster}, epoch {status.epoch}, "
+        f"{status.pages} pages found"
+    ]
+    if ready.discarded_bytes:
+        lines.append(
+            f"  removed   {size_text(ready.discarded_bytes)} of segments whose metadata is gone"
+        )
+    lines.append(f"  master    {master.listen}{_admin(master.admin)}")
+    lines.append(f"  worker    {worker.listen}{_admin(worker.admin)}")
+    if worker.unix:
+        lines.append(f"            unix:{worker.unix}")
+    lines += [
+        f"  {segment.tier:<9} {size_text(segment.capacity_bytes)} ({segment.segment})"
+        for segment in status.segments
+    ]
+    lines += [f"  data      {places[0]}", f"  segments  {places[1]}", "Ctrl-C stops it."]
+    print("\n".join(lines), flush=True)
+
+
+def print_status(status: Status) -> None:
+    """The pool as tables."""
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console.print(
+        Text(
+            f"cluster {status.cluster}, epoch {status.epoch}, up {status.uptime_s:.0f} s: "
+            f"{status.pages} pages in {status.runs} runs of {status.namespaces} namespaces, "
+            f"{status.sessions} sessions, {status.open_plans} open plans"
+        )
+    )
+    for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
+        if table.row_count:
+            console.print(table)
+
+
+def _admin(address: str | None) -> str:
+    return f"  http://{address}/status" if address else ""
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        # What counts is aligned right; names and addresses are not cut.
+        name = column.lstrip(">")
+        table.add_column(name, justify="right" if name != column else "left", overflow="fold")
+    return table
+
+
+def _workers(workers: Iterable[WorkerStatus]) -> Table:
+    table = _table("workers", "worker", "state", ">heard, s ago", "host", "addresses")
+    for each in workers:
+        cells = (each.worker, each.state, f"{each.heard_ago_s:.1f}", each.host)
+        # A peer's text is never markup.
+        table.add_row(*map(Text, cells), Text("\n".join(each.addresses)))
+    return table
+
+
+def _segments(segments: Iterable[SegmentStatus]) -> Table:
+    states = (">capacity", ">sealed", ">reserved", ">retired", ">quarantined", ">free")
+    table = _table("segments", "segment", "worker", "tier", *states)
+    for each in segments:
+        sizes = (
+            each.capacity_bytes, each.sealed_bytes, each.reserved_bytes, each.retired_bytes,
+            each.quarantined_bytes, each.free_bytes,
+        )  # fmt: skip
+        names = (each.segment, each.worker, each.tier)
+        table.add_row(*map(Text, names), *map(size_text, sizes))
+    return table
+
+
+def _counters(status: Status) -> Table:
+    table = _table("counters", "counter", ">value")
+    for name, value in sorted(status.counters.items()):
+        table.add_row(Text(name), str(value))
+    return table

@@ -1,0 +1,243 @@
+"""The standalone pool: a master and a worker as children of this process, wired by a data folder.
+
+Owns their start, the wait until pages can be stored, and their end: a signal stops both cleanly,
+worker first; the end of one ends the whole. Must not know how either works inside: it sees their
+announcements, their exit codes, and the master's status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from kvstore.announcement import Announcement, announcement_path, read_announcement
+from kvstore.cli.operator import Operator
+from kvstore.cli.places import forget_strange_segments
+from kvstore.errors import KVStoreError, Unavailable
+from kvstore.exit_codes import ExitCode
+from kvstore.wire.messages.reads import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from kvstore.cli.places import Places
+
+Found = TypeVar("Found")
+
+WORKER_NAME: Final = "standalone"
+START_TIMEOUT_S: Final = 600.0
+"""Reserving and touching the memory of a large pool takes minutes."""
+STOP_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.02
+LOG_LINES_SHOWN: Final = 20
+STOP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+WATCHED_SIGNALS: Final = STOP_SIGNALS | {signal.SIGCHLD}
+
+
+class Stopped(Exception):  # an end that was asked for, not an error
+    """A signal asked for the end."""
+
+
+class PartDied(KVStoreError):
+    """A part of the pool ended by itself; the text is what it last said."""
+
+    code = "part_died"
+
+    def __init__(self, part: str, returncode: int, last_words: str) -> None:
+        """Name the part, how it ended, and the end of its log."""
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        super().__init__(f"the {part} ended by itself ({how}):\n{last_words}")
+        self.exit_code = returncode if returncode > 0 else int(ExitCode.CHILD_DIED)
+
+
+class Wiring(msgspec.Struct, frozen=True):
+    """Options of both parts as they stood on the command line, None where not given."""
+
+    config: Path | None = None
+    secret_file: Path | None = None
+    dram: str | None = None
+    listen: str | None = None
+    admin: str | None = None
+    worker_listen: str | None = None
+    worker_admin: str | None = None
+
+    def shared(self) -> list[str]:
+        """Options that both parts take."""
+        return [*_option("config", self.config), *_option("secret-file", self.secret_file)]
+
+    def master(self, places: Places) -> list[str]:
+        """Options of the master."""
+        return [
+            *_option("data-dir", places.data_dir),
+            *_option("listen", self.listen),
+            *_option("admin", self.admin),
+            *self.shared(),
+        ]
+
+    def worker(self, places: Places, master: str) -> list[str]:
+        """Options of the worker, whose master listens at `master`."""
+        return [
+            *_option("master", master),
+            *_option("data-dir", places.data_dir),
+            *_option("segment-dir", places.segment_dir),
+            *_option("worker-id", WORKER_NAME),
+            *_option("dram", self.dram),
+            *_option("listen", self.worker_listen),
+            *_option("admin", self.worker_admin),
+            *self.shared(),
+        ]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A pool that takes pages."""
+
+    master: Announcement
+    worker: Announcement
+    status: Status
+    discarded_bytes: int
+    """Of segments whose metadata was gone."""
+
+
+class Part:
+    """One child process and its log."""
+
+    def __init__(
+        self, name: str, module: str, options: Sequence[str], places: Places, lock: int
+    ) -> None:
+        """Start it; its standard error goes to the log.
+
+        It inherits the lock: after a kill of `up` the next one waits until its parts are gone.
+        """
+        self.name = name
+        self._log = places.log(name)
+        announcement_path(places.data_dir, name).unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", "kvstore.cli.child", str(os.getpid()), module]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Not in the terminal's foreground group: Ctrl-C reaches this process alone,
+                # which then ends the parts in the right order.
+                process_group=0,
+                pass_fds=(lock,),
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def require_alive(self) -> None:
+        """PartDied, with the end of the log, when it has ended."""
+        returncode = self._process.poll()
+        if returncode is not None:
+            lines = self._log.read_text(errors="replace").splitlines()
+            raise PartDied(self.name, returncode, "\n".join(lines[-LOG_LINES_SHOWN:]))
+
+    def stop(self) -> None:
+        """Ask it to end, wait, and kill it when it does not."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class StandalonePool:
+    """Context manager of one running pool. Signals are blocked inside and taken by `wait`."""
+
+    def __init__(self, places: Places, wiring: Wiring, secret: bytes | None, lock: int) -> None:
+        """Remember what to start; `places` are prepared, and locked by the descriptor `lock`."""
+        self._places = places
+        self._wiring = wiring
+        self._secret = secret
+        self._lock = lock
+        self._parts: list[Part] = []
+        self._mask: set[int] = set()
+
+    def __enter__(self) -> Self:
+        """Take the signals over, so that none is lost between two steps."""
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop what runs, the latest first: the worker takes leave of a living master."""
+        for part in reversed(self._parts):
+            part.stop()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def start(self) -> Ready:
+        """Start both parts; returns when the worker is live.
+
+        PartDied when one ends, Stopped when a signal came, Unavailable after START_TIMEOUT_S.
+        """
+        wiring, places = self._wiring, self._places
+        part = self._run("master", "master", wiring.master(places))
+        master = self._until(lambda: self._announced(part))
+        assert master.epoch is not None, "a master announces its epoch"
+        discarded = forget_strange_segments(places, master.epoch)
+        where = reachable(master.listen)
+        part = self._run("worker", "workers", wiring.worker(places, where))
+        worker = self._until(lambda: self._announced(part))
+        with Operator(where, self._secret) as operator:
+            status = self._until(lambda: _live(operator.status()))
+        return Ready(master, worker, status, discarded)
+
+    def wait(self) -> None:
+        """Until a signal asks for the end (Stopped) or a part ends by itself (PartDied)."""
+        while True:
+            self._pause(None)
+
+    def _run(self, name: str, module: str, options: Sequence[str]) -> Part:
+        part = Part(name, module, options, self._places, self._lock)
+        self._parts.append(part)
+        return part
+
+    def _announced(self, part: Part) -> Announcement | None:
+        found = read_announcement(self._places.data_dir, part.name)
+        return found if found is not None and found.pid == part.pid else None
+
+    def _until(self, look: Callable[[], Found | None]) -> Found:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (found := look()) is None:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the pool was not ready within {START_TIMEOUT_S:.0f} s")
+            self._pause(POLL_S)
+        return found
+
+    def _pause(self, timeout_s: float | None) -> None:
+        """Wait for a signal, at most so long; raises what it means."""
+        taken = (
+            signal.sigwaitinfo(WATCHED_SIGNALS)
+            if timeout_s is None
+            else signal.sigtimedwait(WATCHED_SIGNALS, timeout_s)
+        )
+        if taken is not None and taken.si_signo in STOP_SIGNALS:
+            raise Stopped
+        for part in self._parts:
+            part.require_alive()
+
+
+def reachable(listen: str) -> str:
+    """Where a peer on this host reaches a listener: one on all addresses is there on loopback."""
+    host, _, port = listen.rpartition(":")
+    return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, listen)
+
+
+def _live(status: Status) -> Status | None:
+    return status if any(worker.state == "live" for worker in status.workers) else None
+
+
+def _option(name: str, value: object | None) -> list[str]:
+    return [] if value is None else [f"--{name}={value}"]
