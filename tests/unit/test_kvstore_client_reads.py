@@ -1,0 +1,362 @@
+"""The plans of lookups and reads, driven by a scripted master."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore import limits
+from kvstore.client.locations import (
+    Query,
+    lookup_steps,
+    match_steps,
+    probe_steps,
+    remove_steps,
+)
+from kvstore.client.outcomes import Hit, Miss, MissReason
+from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.steps import drive
+from kvstore.errors import MalformedMessage, Unavailable
+from kvstore.ids import KEY_BYTES
+from kvstore.page import PageChain
+from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import (
+    LeaseRenewed,
+    LocatedCopy,
+    LocatedRun,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    Probed,
+    Remove,
+    Removed,
+    RenewLease,
+    ReportSuspect,
+)
+from tests.fakes import payload
+from tests.unit.client_scripts import Script, copy, located, opened, segment, u64
+
+if TYPE_CHECKING:
+    from kvstore.client.locations import Match
+    from kvstore.client.outcomes import ReadOutcome
+    from kvstore.wire.messages.base import Message
+
+SIZE = 4096
+SPACE = opened()
+COSTS = {"shm": 0, "tcp": 10}
+
+
+def rank(ref: SegmentRef) -> int | None:
+    (address,) = ref.addresses
+    return COSTS.get(address.transport)
+
+
+def chain_of(pages: int) -> PageChain:
+    return SPACE.chain(range(pages * 4))
+
+
+class Pool:
+    """Pages 0..n on "near", and again on "far" (worse) if wanted; one located run."""
+
+    def __init__(self, pages: int, *, far: bool = False) -> None:
+        self.chain = chain_of(pages)
+        self.script = Script()
+        self.segments = [segment("near", "shm"), segment("far", "tcp")]
+        self.places = tuple(i * SIZE for i in range(pages))
+        near = [i * SIZE for i in range(pages)]
+        away = [(1 << 20) + i * SIZE for i in range(pages)]
+        self.script.store("near", self.chain, near, SIZE)
+        self.script.store("far", self.chain, away, SIZE)
+        copies = [copy(self.chain, away, SIZE, 1)] if far else []
+        copies.append(copy(self.chain, near, SIZE, 0))
+        self.run = LocatedRun(0, pages, tuple(copies))
+
+    def match(self, *, lease: bool = True, ttl_s: float = 10.0) -> Match:
+        query = Query(SPACE, self.chain, self.script.clock.now_s() + 10, lease=lease)
+        self.script.will(located(self.segments, self.run, ttl_s=ttl_s))
+        return drive(match_steps(query, self.script.clock), self.script)
+
+    def read(self, match: Match, timeout_s: float = 10.0) -> list[ReadOutcome]:
+        request = ReadRequest(match, 0, self.places, self.script.clock.now_s() + timeout_s)
+        return drive(read_steps(request, self.script.clock, rank), self.script)
+
+    def spoil(self, where: str, page: int, *codes: Outcome) -> None:
+        offset = page * SIZE + ((1 << 20) if where == "far" else 0)
+        self.script.transport.spoil[(where, offset)] = list(codes)
+
+    def assert_wiped(self, page: int) -> None:
+        place = self.places[page]
+        assert bytes(self.script.memory.view[place : place + SIZE]) == bytes(SIZE)
+
+
+def test_a_match_is_read_in_one_span() -> None:
+    pool = Pool(4)
+    match = pool.match()
+    assert match.pages == 4
+    assert match.leased_until_s == pool.script.clock.now_s() + 9.5
+    assert pool.read(match) == [Hit()] * 4
+    pool.script.assert_holds(pool.chain, pool.places, SIZE)
+    (span,) = pool.script.spans_read
+    assert span.keys == pool.chain.packed
+    assert pool.script.asked_of(RenewLease) == []
+
+
+def test_the_best_replica_is_read_first() -> None:
+    pool = Pool(3, far=True)
+    assert pool.read(pool.match()) == [Hit()] * 3
+    assert [span.segment.segment for span in pool.script.spans_read] == ["near"]
+
+
+def test_fewer_places_read_fewer_pages() -> None:
+    pool = Pool(4)
+    pool.places = pool.places[:2]
+    assert pool.read(pool.match()) == [Hit()] * 2
+
+
+def test_bytes_that_differ_are_read_again() -> None:
+    pool = Pool(3)
+    pool.spoil("near", 1, Outcome.CHECKSUM)
+    assert pool.read(pool.match()) == [Hit()] * 3
+    again = pool.script.spans_read[1]
+    assert (again.keys, again.places) == (pool.chain.key(1), pool.places[1:2])
+    assert pool.script.asked_of(ReportSuspect) == []
+
+
+def test_then_the_next_replica_is_read_and_the_suspect_reported() -> None:
+    pool = Pool(3, far=True)
+    pool.spoil("near", 1, Outcome.CHECKSUM, Outcome.CHECKSUM)
+    match = pool.match()
+    pool.script.will(Done())
+    assert pool.read(match) == [Hit()] * 3
+    assert [span.segment.segment for span in pool.script.spans_read] == ["near", "near", "far"]
+    assert pool.script.asked_of(ReportSuspect) == [
+        ReportSuspect(SPACE.namespace.id, pool.chain.key(1), 0, "near", 3, SIZE, SIZE + 1)
+    ]
+
+
+def test_then_it_is_a_miss() -> None:
+    pool = Pool(3)
+    pool.spoil("near", 2, Outcome.CHECKSUM, Outcome.CHECKSUM)
+    match = pool.match()
+    pool.script.will(Unavailable("the report is lost"))
+    assert pool.read(match) == [Hit(), Hit(), Miss(MissReason.CHECKSUM)]
+    pool.assert_wiped(2)
+
+
+def test_without_a_lease_nothing_is_suspect() -> None:
+    pool = Pool(1)
+    pool.spoil("near", 0, Outcome.CHECKSUM, Outcome.CHECKSUM)
+    assert pool.read(pool.match(lease=False)) == [Miss(MissReason.CHECKSUM)]
+    assert pool.script.asked_of(ReportSuspect) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (Outcome.STALE, MissReason.STALE),
+        (Outcome.MISSING, MissReason.STALE),
+        (Outcome.BUSY, MissReason.BUSY),
+        (Outcome.TRANSPORT, MissReason.TRANSPORT),
+        (Outcome.FENCED, MissReason.STALE),
+    ],
+)
+def test_other_failures_go_to_the_next_replica_at_once(code: Outcome, reason: MissReason) -> None:
+    pool = Pool(2, far=True)
+    pool.spoil("near", 0, code)
+    assert pool.read(pool.match()) == [Hit()] * 2
+    pool = Pool(2)
+    pool.spoil("near", 0, code)
+    assert pool.read(pool.match()) == [Miss(reason), Hit()]
+    pool.assert_wiped(0)
+    assert len(pool.script.spans_read) == 1
+
+
+def test_pages_that_fail_alike_are_retried_together() -> None:
+    pool = Pool(6, far=True)
+    for page in (1, 2, 3):
+        pool.spoil("near", page, Outcome.STALE)
+    assert pool.read(pool.match()) == [Hit()] * 6
+    assert [len(span) for span in pool.script.spans_read] == [6, 3]
+
+
+def test_a_lease_that_ends_during_the_copy_makes_misses_and_wipes() -> None:
+    pool = Pool(2)
+    match = pool.match()
+    pool.script.read_takes_s = 9.5
+    assert pool.read(match, timeout_s=60) == [Miss(MissReason.LEASE_ENDED)] * 2
+    pool.assert_wiped(0)
+    pool.assert_wiped(1)
+
+
+def test_a_copy_that_ends_just_before_the_lease_is_a_hit() -> None:
+    pool = Pool(2)
+    match = pool.match()
+    pool.script.read_takes_s = 9.49
+    assert pool.read(match, timeout_s=60) == [Hit()] * 2
+
+
+def test_without_lease_time_does_not_matter() -> None:
+    pool = Pool(2)
+    match = pool.match(lease=False)
+    assert match.leased_until_s == 0
+    pool.script.read_takes_s = 1000
+    assert pool.read(match, timeout_s=2000) == [Hit()] * 2
+
+
+def test_an_old_lease_is_renewed_before_reading() -> None:
+    pool = Pool(3)
+    match = pool.match()
+    pool.script.clock.advance(100.0)
+    pool.script.will(LeaseRenewed(10.0, b"\1\0\1"))
+    assert pool.read(match) == [Hit(), Miss(MissReason.LEASE_ENDED), Hit()]
+    (renewal,) = pool.script.asked_of(RenewLease)
+    assert renewal == RenewLease(
+        SPACE.namespace.id, pool.chain.packed, u64([1, SIZE + 1, 2 * SIZE + 1])
+    )
+
+
+def test_a_lease_that_cannot_be_granted_makes_misses() -> None:
+    pool = Pool(1)
+    match = pool.match(ttl_s=0.0)
+    pool.script.will(LeaseRenewed(0.0, b"\1"))
+    assert pool.read(match) == [Miss(MissReason.LEASE_ENDED)]
+
+
+def test_long_reads_renew_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.reads.ROUND_BYTES_MAX", 2 * SIZE)
+    pool = Pool(5)
+    match = pool.match()
+    pool.script.read_takes_s = 4.0
+    pool.script.will(LeaseRenewed(10.0, b"\1"))
+    assert pool.read(match, timeout_s=60) == [Hit()] * 5
+    assert [len(span) for span in pool.script.spans_read] == [2, 2, 1]
+    (renewal,) = pool.script.asked_of(RenewLease)
+    assert isinstance(renewal, RenewLease)
+    assert renewal.keys == pool.chain.key(4)
+
+
+def test_the_deadline_ends_a_read() -> None:
+    pool = Pool(2)
+    pool.spoil("near", 0, Outcome.CHECKSUM)
+    match = pool.match()
+    pool.script.read_takes_s = 2.0
+    assert pool.read(match, timeout_s=1.0) == [Miss(MissReason.DEADLINE), Hit()]
+    assert pool.read(match, timeout_s=0.0) == [Miss(MissReason.DEADLINE)] * 2
+
+
+def test_segments_out_of_reach_are_misses() -> None:
+    pool = Pool(2)
+    pool.segments = [segment("near", "pigeon"), segment("far", "tcp")]
+    assert pool.read(pool.match()) == [Miss(MissReason.UNREACHABLE)] * 2
+    assert pool.script.spans_read == []
+
+
+def test_a_lookup_reads_beyond_gaps() -> None:
+    pool = Pool(5)
+    run = pool.run.copies[0]
+    pool.script.will(
+        located(
+            pool.segments,
+            LocatedRun(0, 1, (LocatedCopy(0, 0, SIZE, run.offsets[:8], run.generations[:8],
+                                          run.checksums[:8]),)),
+            LocatedRun(3, 2, (LocatedCopy(0, 0, SIZE, run.offsets[24:], run.generations[24:],
+                                          run.checksums[24:]),)),
+        )
+    )  # fmt: skip
+    query = Query(SPACE, pool.chain, pool.script.clock.now_s() + 1)
+    found = drive(lookup_steps(query, pool.script.clock), pool.script)
+    assert found.hits == [True, False, False, True, True]
+    assert found.pages == 5
+    absent = Miss(MissReason.ABSENT)
+    request = ReadRequest(found, 0, pool.places, pool.script.clock.now_s() + 10)
+    outcomes = drive(read_steps(request, pool.script.clock, rank), pool.script)
+    assert outcomes == [Hit(), absent, absent, Hit(), Hit()]
+
+
+def test_another_part_is_not_located() -> None:
+    pool = Pool(1)
+    request = ReadRequest(pool.match(), 1, pool.places, pool.script.clock.now_s() + 10)
+    outcomes = drive(read_steps(request, pool.script.clock, rank), pool.script)
+    assert outcomes == [Miss(MissReason.UNREACHABLE)]
+
+
+def big_chain(batches: int) -> PageChain:
+    return PageChain(payload(b"keys", 0, (batches * limits.BATCH_PAGES_MAX) * KEY_BYTES))
+
+
+def test_a_match_stops_at_the_first_batch_with_a_gap() -> None:
+    full = limits.BATCH_PAGES_MAX
+    columns = u64([0] * full)
+    whole = LocatedRun(0, full, (LocatedCopy(0, 0, SIZE, columns, columns, columns),))
+    half = LocatedRun(0, 2, (LocatedCopy(0, 0, SIZE, columns[:16], columns[:16], columns[:16]),))
+    script = Script().will(
+        located([segment("near")], whole), located([segment("near")], half, ttl_s=4.0)
+    )
+    query = Query(SPACE, big_chain(4), script.clock.now_s() + 10)
+    match = drive(match_steps(query, script.clock), script)
+    assert match.pages == full + 2
+    assert [piece.first for piece in match.pieces] == [0, full]
+    assert match.leased_until_s == script.clock.now_s() + 3.5
+    assert [type(message) for message in script.asked] == [MatchPrefix, MatchPrefix]
+
+
+def test_lookups_probes_and_removes_are_cut_into_batches() -> None:
+    full = limits.BATCH_PAGES_MAX
+    chain = big_chain(2)
+    script = Script()
+    query = Query(SPACE, chain, script.clock.now_s() + 10, parts=(0,), lease=False)
+    script.will(located([]), located([]))
+    assert drive(lookup_steps(query, script.clock), script).hits == [False] * (2 * full)
+    script.will(Probed(b"\1" * full), Probed(bytes(full)))
+    probed = drive(probe_steps(query, script.clock), script)
+    assert probed == [True] * full + [False] * full
+    script.will(Removed(bytes(full)), Removed(b"\1" * full))
+    removed = drive(remove_steps(query, script.clock), script)
+    assert removed == [False] * full + [True] * full
+    kinds = [type(message) for message in script.asked]
+    assert kinds == [Lookup, Lookup, Probe, Probe, Remove, Remove]
+    assert script.asked[0] == Lookup(
+        SPACE.namespace.id, chain.packed[: full * KEY_BYTES], (0,), lease=False
+    )
+
+
+def test_no_keys_ask_nothing() -> None:
+    script = Script()
+    query = Query(SPACE, PageChain(b""), script.clock.now_s())
+    assert drive(match_steps(query, script.clock), script).pages == 0
+    assert drive(lookup_steps(query, script.clock), script).hits == []
+    assert drive(probe_steps(query, script.clock), script) == []
+    assert drive(remove_steps(query, script.clock), script) == []
+
+
+ONE = u64([0])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Done(),
+        located([], LocatedRun(0, 1, (LocatedCopy(0, 0, SIZE, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 3, ())),
+        located([segment("a")], LocatedRun(-1, 1, ())),
+        located([segment("a")], LocatedRun(0, 0, ())),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, SIZE, b"", ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, -1, SIZE, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, 0, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, 1 << 40, ONE, ONE, ONE),))),
+    ],
+)
+def test_an_answer_that_does_not_add_up_is_malformed(answer: Message) -> None:
+    script = Script().will(answer)
+    query = Query(SPACE, chain_of(2), script.clock.now_s() + 10)
+    with pytest.raises(MalformedMessage):
+        drive(match_steps(query, script.clock), script)
+
+
+def test_flags_must_match_the_question() -> None:
+    script = Script().will(Probed(b"\1"))
+    query = Query(SPACE, chain_of(2), script.clock.now_s() + 10)
+    with pytest.raises(MalformedMessage):
+        drive(probe_steps(query, script.clock), script)
