@@ -13,6 +13,8 @@ class KVStoreError(Exception):
     """Root of every error that kvharbor raises on purpose."""
 
     code: ClassVar[str] = "error"
+    retry_after_s: float = 0.0
+    """How long to wait before trying again, where the peer said so; 0 where it did not."""
 
 
 class Unavailable(KVStoreError):

@@ -1,0 +1,163 @@
+"""Addresses of listeners, "host:port" and "unix:/path", and sockets bound to them.
+
+Owns the rule that a listener without a cluster secret stays on its own host. It knows nothing of
+frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore import limits
+from kvstore.errors import BadValue, ConfigError
+
+UNIX_PREFIX: Final = "unix:"
+UNIX_PATH_BYTES_MAX: Final = 107
+"""sockaddr_un has 108 bytes, the last one zero."""
+_PORT_MAX: Final = 65_535
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A host that vanished without a word is noticed within a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A host name or IP address, and a port; port 0 binds a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """The path of a Unix socket."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return UNIX_PREFIX + self.path
+
+
+def parse_address(text: str) -> TcpAddress | UnixAddress:
+    """The address that `text` names; BadValue when it names none."""
+    if text.startswith(UNIX_PREFIX):
+        path = text[len(UNIX_PREFIX) :]
+        if not 0 < len(os.fsencode(path)) <= UNIX_PATH_BYTES_MAX or "\0" in path:
+            raise BadValue("address", text, f"a path of 1 to {UNIX_PATH_BYTES_MAX} bytes")
+        return UnixAddress(path)
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise BadValue("address", text, "brackets around an IPv6 host")
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
+        raise BadValue("address", text, "host:port or unix:/path")
+    return TcpAddress(host, int(port))
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Whether the other end of a connected socket is on this host."""
+    if sock.family == socket.AF_UNIX:
+        return True
+    try:
+        return _is_loopback(sock.getpeername()[0])
+    except OSError:
+        return False
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small frames at once, and notice a dead host. Leaves buffer sizes to the kernel."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in _KEEPALIVE:
+            sock.setsockopt(level, option, value)
+
+
+def bind(address: str, secret: bytes | None) -> socket.socket:
+    """A listening socket. A Unix one has mode 0600 and replaces a dead socket file.
+
+    ConfigError, naming the address, when it is taken, not this host's, or open to other hosts
+    without a secret.
+    """
+    where = parse_address(address)
+    try:
+        return _bind_unix(where) if isinstance(where, UnixAddress) else _bind_tcp(where, secret)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def bound_address(sock: socket.socket) -> str:
+    """Where a listening socket listens, as text that `parse_address` takes; ports are real."""
+    if sock.family == socket.AF_UNIX:
+        return str(UnixAddress(sock.getsockname()))
+    host, port = sock.getsockname()[:2]
+    return str(TcpAddress(host, port))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)
+
+
+def _bind_tcp(where: TcpAddress, secret: bytes | None) -> socket.socket:
+    found = socket.getaddrinfo(
+        where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, target = found[0]
+    if secret is None and not _is_loopback(str(target[0])):
+        raise ConfigError(
+            f"{where} can be reached from other hosts: set a cluster secret or listen on 127.0.0.1"
+        )
+    with contextlib.ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+        sock.listen(limits.GREETINGS_MAX)
+        undo.pop_all()
+    return sock
+
+
+def _bind_unix(where: UnixAddress) -> socket.socket:
+    _remove_dead_socket(where)
+    with contextlib.ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        # The mode holds from the first moment: until listen() nobody can connect.
+        sock.bind(where.path)
+        os.chmod(where.path, stat.S_IRUSR | stat.S_IWUSR)
+        sock.listen(limits.GREETINGS_MAX)
+        undo.pop_all()
+    return sock
+
+
+def _remove_dead_socket(where: UnixAddress) -> None:
+    """Remove what a killed listener left. ConfigError when one lives, or it is another file."""
+    try:
+        mode = os.stat(where.path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{where.path} exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(where.path)
+        except ConnectionRefusedError:
+            os.unlink(where.path)
+        else:
+            raise ConfigError(f"another process listens on {where}")

@@ -1,0 +1,116 @@
+"""Opening a blocking connection: the dialler's and the listener's side of the greeting."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, Unavailable
+from kvstore.rpc import handshake
+from kvstore.rpc.address import UnixAddress, is_local, parse_address, tune
+from kvstore.rpc.failure import failure_of
+from kvstore.rpc.frame_socket import FrameSocket
+from kvstore.wire.framing import GREETING_VERSION, FrameKind
+from kvstore.wire.messages.hello import Challenge, Hello, Welcome
+
+if TYPE_CHECKING:
+    from kvstore.rpc.identity import Identity, ListenerIdentity
+
+
+def dial(address: str, identity: Identity, deadline_s: float) -> tuple[FrameSocket, Welcome]:
+    """Connect to "host:port" or "unix:/path" and greet, by the monotonic moment `deadline_s`.
+
+    Raises Unavailable when nobody answers, DeadlineExceeded when the greeting takes too long
+    (then it is probably no listener of ours), and what the handshake raises: AccessDenied,
+    VersionMismatch, MalformedMessage.
+    """
+    patience_s = min(deadline_s, time.monotonic() + limits.HELLO_TIMEOUT_S)
+    with contextlib.ExitStack() as undo:
+        link = FrameSocket(_connect(address, patience_s))
+        undo.callback(link.close)
+        try:
+            welcomed = _greet(link, identity, patience_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{address}: no greeting; is it a kvharbor listener?") from error
+        except Unavailable as error:
+            raise Unavailable(f"{address}: {error}") from error
+        except MalformedMessage as error:
+            raise MalformedMessage(f"{address} is no kvharbor listener: {error}") from error
+        undo.pop_all()
+    return link, welcomed
+
+
+def accept(
+    sock: socket.socket, listener: ListenerIdentity, deadline_s: float
+) -> tuple[FrameSocket, Hello]:
+    """Greet the dialler of an accepted socket, which is closed when this raises.
+
+    For listeners with a thread a connection. The dialler learns why it was refused.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        local = is_local(sock)
+        link = FrameSocket(sock)
+        undo.callback(link.close)
+        try:
+            tune(sock)
+        except OSError as error:
+            raise Unavailable(f"connection lost: {error.strerror or error}") from error
+        said = _answer(link, listener, deadline_s, local)
+        undo.pop_all()
+    return link, said
+
+
+def _connect(address: str, deadline_s: float) -> socket.socket:
+    where = parse_address(address)
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded(f"{address}: no time left to connect")
+    try:
+        if not isinstance(where, UnixAddress):
+            sock = socket.create_connection((where.host, where.port), timeout=left_s)
+            tune(sock)
+            return sock
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock.settimeout(left_s)
+            sock.connect(where.path)
+            undo.pop_all()
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{address}: no answer") from error
+    except OSError as error:
+        raise Unavailable(f"cannot reach {address}: {error.strerror or error}") from error
+    return sock
+
+
+def _greet(link: FrameSocket, identity: Identity, deadline_s: float) -> Welcome:
+    link.set_version(GREETING_VERSION, limits.HELLO_BYTES_MAX)
+    challenged = link.receive(deadline_s).message
+    said = handshake.hello(identity, challenged, handshake.new_nonce())
+    assert isinstance(challenged, Challenge)
+    link.send(FrameKind.REQUEST, 0, said, deadline_s=deadline_s)
+    answer = link.receive(deadline_s).message
+    welcomed = handshake.check_welcome(identity, challenged, said, answer)
+    link.set_version(welcomed.version)
+    return welcomed
+
+
+def _answer(link: FrameSocket, listener: ListenerIdentity, deadline_s: float, local: bool) -> Hello:
+    link.set_version(GREETING_VERSION, limits.HELLO_BYTES_MAX)
+    challenged = handshake.challenge(listener, handshake.new_nonce())
+    link.send(FrameKind.REQUEST, 0, challenged, deadline_s=deadline_s)
+    said = link.receive(deadline_s).message
+    try:
+        welcomed = handshake.welcome(listener, challenged, said, is_local=local)
+    except MalformedMessage:
+        raise
+    except KVStoreError as error:
+        link.send(FrameKind.REPLY, 0, failure_of(error), deadline_s=deadline_s)
+        raise
+    link.send(FrameKind.REPLY, 0, welcomed, deadline_s=deadline_s)
+    link.set_version(welcomed.version)
+    assert isinstance(said, Hello)
+    return said
