@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
@@ -16,10 +16,14 @@ import xxhash
 from kvstore.errors import CorruptPage
 from kvstore.ids import Generation, Incarnation, PageKey
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 RECORD_BYTES: Final = 192
 _MAGIC: Final = 0x3152564B  # "KVR1", little-endian
 _BODY: Final = struct.Struct("<IBBBxHxxI32sQQQQQQQI4x32sQ32x")
 _CHECKSUM: Final = struct.Struct("<Q")
+_DIGEST_ROW: Final = struct.Struct("<IBQ")
 assert _BODY.size + _CHECKSUM.size == RECORD_BYTES
 
 
@@ -133,3 +137,11 @@ def is_sealed_as(
         and record.generation == generation
         and record.incarnation == incarnation
     )
+
+
+def chunk_digest(entries: Iterable[tuple[int, int, int]]) -> int:
+    """XXH3-64 over (slot, state, generation) of a chunk's extents that are not FREE, by slot.
+
+    Worker and master compute it from their own tables; only chunks that differ are sent whole.
+    """
+    return xxhash.xxh3_64_intdigest(b"".join(_DIGEST_ROW.pack(*entry) for entry in entries))

@@ -1,0 +1,212 @@
+"""What can happen to a pool worker, and what it then has to do: frozen values, no behaviour.
+
+Events go into `WorkerState.handle`, actions come out; the shell carries actions out and feeds their
+results back as events. Page columns inside messages stay packed as they came off the wire. Must
+not know sockets, files or threads.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.wire.messages.base import Message
+from kvstore.wire.messages.puts import Ingest
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """Pages [page, page + count) of a request whose extents are neighbours in one chunk."""
+
+    page: int
+    count: int
+    chunk_start: int
+    slot: int
+    offset: int
+    """Payload offset of the first extent, in bytes."""
+
+
+class ExtentGroup(msgspec.Struct, frozen=True):
+    """Extents of one size class in one segment, as neighbours where they are."""
+
+    segment: str
+    size_class: int
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def count(self) -> int:
+        """How many extents these are."""
+        return sum(stretch.count for stretch in self.stretches)
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+class LinkOpened(msgspec.Struct, frozen=True):
+    """The control connection to a master stands."""
+
+
+class LinkClosed(msgspec.Struct, frozen=True):
+    """The control connection is gone; calls in flight are answered None besides."""
+
+
+class MasterAnswered(msgspec.Struct, frozen=True):
+    """The reply to a `CallMaster` or `SendRows`; None when none came in time."""
+
+    call: int
+    reply: Message | None
+
+
+class CommandReceived(msgspec.Struct, frozen=True):
+    """The master asks for Fence-, Free-, Retire- or CheckExtents; `command` names the answer."""
+
+    command: int
+    message: Message
+
+
+class IngestRequested(msgspec.Struct, frozen=True):
+    """A client asks for a pull. `request` is fresh; `session` is the client's connection."""
+
+    request: int
+    session: int
+    message: Ingest
+
+
+class PullEnded(msgspec.Struct, frozen=True):
+    """A started pull is over: no byte moves any more, records are written, locks released.
+
+    One Outcome byte a page of the request; those of pages outside the pull are ignored.
+    """
+
+    pull: int
+    outcomes: bytes
+
+
+class WorkEnded(msgspec.Struct, frozen=True):
+    """`WriteFree`, `WriteRemoved` or `VerifyPayloads` is done: one Outcome byte an extent."""
+
+    work: int
+    outcomes: bytes
+
+
+class SessionClosed(msgspec.Struct, frozen=True):
+    """A client's connection is gone; what it asked for has nobody to answer to."""
+
+    session: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Event = (
+    LinkOpened
+    | LinkClosed
+    | MasterAnswered
+    | CommandReceived
+    | IngestRequested
+    | PullEnded
+    | WorkEnded
+    | SessionClosed
+    | Tick
+)
+
+
+# --- actions ----------------------------------------------------------------------------------
+
+
+class CallMaster(msgspec.Struct, frozen=True):
+    """Send this request to the leader and feed its reply back as `MasterAnswered`."""
+
+    call: int
+    message: Message
+
+
+class SendRows(msgspec.Struct, frozen=True):
+    """Read a chunk's records off the segment, send them as InventoryRows, feed the reply back."""
+
+    call: int
+    segment: str
+    chunk_start: int
+    size_class: int
+
+
+class CloseLink(msgspec.Struct, frozen=True):
+    """End the control connection: a leader of a lower epoch, or one that refused us."""
+
+    reason: str
+
+
+class AnswerCommand(msgspec.Struct, frozen=True):
+    """Reply to a command of the master."""
+
+    command: int
+    message: Message
+
+
+class StartPull(msgspec.Struct, frozen=True):
+    """Lock, write RESERVED, copy, verify, write SEALED, unlock; then feed `PullEnded`.
+
+    Only the pages in `stretches` are pulled; a stream's other pages are read past.
+    """
+
+    pull: int
+    request: int
+    message: Ingest
+    size_class: int
+    stretches: tuple[Stretch, ...]
+
+
+class CancelPull(msgspec.Struct, frozen=True):
+    """Make this pull end soon, whatever its source does; `PullEnded` still comes."""
+
+    pull: int
+
+
+class AnswerIngest(msgspec.Struct, frozen=True):
+    """Reply Ingested with these outcomes."""
+
+    request: int
+    outcomes: bytes
+
+
+class RefuseIngest(msgspec.Struct, frozen=True):
+    """Reply Failure: the request itself is wrong, or no room to hold it."""
+
+    request: int
+    code: str
+    text: str
+
+
+class WriteFree(msgspec.Struct, frozen=True):
+    """Write these records FREE, then try the exclusive lock: OK, or BUSY where a reader holds."""
+
+    work: int
+    extents: ExtentGroup
+
+
+class WriteRemoved(msgspec.Struct, frozen=True):
+    """Write these records REMOVED."""
+
+    work: int
+    extents: ExtentGroup
+
+
+class VerifyPayloads(msgspec.Struct, frozen=True):
+    """Hash these sealed extents against their records: OK or CHECKSUM."""
+
+    work: int
+    extents: ExtentGroup
+
+
+Action = (
+    CallMaster
+    | SendRows
+    | CloseLink
+    | AnswerCommand
+    | StartPull
+    | CancelPull
+    | AnswerIngest
+    | RefuseIngest
+    | WriteFree
+    | WriteRemoved
+    | VerifyPayloads
+)

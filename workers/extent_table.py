@@ -1,0 +1,201 @@
+"""What lies in each extent of a segment, as its worker decided it: columns, one table a chunk.
+
+Pure mirror of the record tables, plus what records do not keep: which extents a pull or a free
+is at work on, and how the last pull of a generation ended. `workers.state` is its only user; the
+bytes on the segment are `workers.record_table`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import BadValue, InvariantBroken
+from kvstore.record import RecordState, chunk_digest
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.membership import ChunkDigest
+from workers.events import Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvstore.ids import Incarnation, SegmentId
+    from kvstore.record import Record
+    from kvstore.segment import Geometry
+
+IDLE: Final = 0
+BUSY: Final = 1
+
+
+class ChunkTable:
+    """Columns of one chunk, indexed by slot.
+
+    `states` holds RecordState. `generations` is the generation of the record, or for a FREE one
+    the highest that was ever refused here: it never falls. `outcomes` tells how the last pull of
+    that generation ended. `checksums` is the writer's, meaningful while SEALED. `busy` is BUSY
+    while a pull or another piece of work has the extent.
+    """
+
+    __slots__ = ("busy", "checksums", "generations", "outcomes", "size_class", "start", "states")
+
+    def __init__(self, start: int, size_class: int, slots: int, floor: int) -> None:
+        """An empty chunk in which generations up to `floor` are refused."""
+        self.start = start
+        self.size_class = size_class
+        self.states = bytearray(slots)
+        self.busy = bytearray(slots)
+        self.outcomes = bytearray([Outcome.FENCED]) * slots
+        self.generations = array("Q", [floor]) * slots
+        self.checksums = array("Q", [0]) * slots
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every extent is FREE and nobody is at work: the chunk may be cut anew."""
+        slots = len(self.states)
+        return self.states.count(RecordState.FREE) == slots and self.busy.count(IDLE) == slots
+
+    def occupied(self) -> Iterator[tuple[int, int, int]]:
+        """(slot, state, generation) of each extent that is not FREE, in slot order."""
+        for slot, state in enumerate(self.states):
+            if state:
+                yield slot, state, self.generations[slot]
+
+    def digest(self) -> ChunkDigest | None:
+        """The chunk's line in an inventory; None when it is empty."""
+        rows = list(self.occupied())
+        return ChunkDigest(self.start, self.size_class, chunk_digest(rows)) if rows else None
+
+    def reserve(self, stretch: Stretch, generation: int, checksums: array[int]) -> None:
+        """Give FREE extents to a pull; `checksums` are those of the stretch's pages."""
+        first, stop = stretch.slot, stretch.slot + stretch.count
+        self.states[first:stop] = bytes((RecordState.RESERVED,)) * stretch.count
+        self.generations[first:stop] = array("Q", [generation]) * stretch.count
+        self.checksums[first:stop] = checksums
+        self.occupy(stretch)
+
+    def settle(self, stretch: Stretch, outcomes: bytes) -> None:
+        """End a pull of this stretch: OK becomes SEALED, the rest FREE; outcomes are kept."""
+        first, stop = stretch.slot, stretch.slot + stretch.count
+        if outcomes.count(Outcome.OK) == stretch.count:
+            self.states[first:stop] = bytes((RecordState.SEALED,)) * stretch.count
+        else:
+            sealed, free = RecordState.SEALED, RecordState.FREE
+            states = (free if outcome else sealed for outcome in outcomes)
+            self.states[first:stop] = bytes(states)
+        self.outcomes[first:stop] = outcomes
+        self.vacate(stretch)
+
+    def occupy(self, stretch: Stretch) -> None:
+        """Mark extents as worked on; they must not be already."""
+        first, stop = stretch.slot, stretch.slot + stretch.count
+        assert self.busy.find(BUSY, first, stop) < 0, (self.start, stretch)
+        self.busy[first:stop] = b"\1" * stretch.count
+
+    def vacate(self, stretch: Stretch) -> None:
+        """Undo `occupy`."""
+        first, stop = stretch.slot, stretch.slot + stretch.count
+        assert self.busy.find(IDLE, first, stop) < 0, (self.start, stretch)
+        self.busy[first:stop] = bytes(stretch.count)
+
+
+class SegmentTable:
+    """Chunks of one segment, cut as requests name them and cut anew when they have emptied."""
+
+    __slots__ = ("_chunk_of_frame", "_floors", "chunks", "geometry", "incarnation", "segment")
+
+    def __init__(self, segment: SegmentId, incarnation: Incarnation, geometry: Geometry) -> None:
+        """A segment of this life in which nothing lies."""
+        self.segment = segment
+        self.incarnation = incarnation
+        self.geometry = geometry
+        self.chunks: dict[int, ChunkTable] = {}
+        self._chunk_of_frame: list[ChunkTable | None] = [None] * geometry.frames
+        self._floors = array("Q", [0]) * geometry.frames
+
+    def adopt(self, records: Iterable[Record]) -> None:
+        """Enter proven records found at start. They do not overlap."""
+        for record in records:
+            chunk = self.cut(record.offset, record.size_class)
+            if chunk is None:
+                raise InvariantBroken(f"{self.segment}: records overlap at {record.offset}")
+            slot = (record.offset - chunk.start) // chunk.size_class
+            chunk.states[slot] = record.state
+            chunk.generations[slot] = record.generation
+            chunk.checksums[slot] = record.checksum
+            chunk.outcomes[slot] = Outcome.OK
+
+    def cut(self, offset: int, size_class: int) -> ChunkTable | None:
+        """The chunk of `size_class` around `offset`, made if need be.
+
+        None while extents of another class lie there, or work on them is going on.
+        """
+        start = self.geometry.chunk_start(offset, size_class)
+        found = self.chunks.get(start)
+        if found is not None and found.size_class == size_class:
+            return found
+        first = start // self.geometry.frame_bytes
+        frames = range(first, first + self.geometry.chunk_frames(size_class))
+        there = (self._chunk_of_frame[frame] for frame in frames)
+        others = {chunk.start: chunk for chunk in there if chunk is not None}
+        if not all(chunk.is_idle for chunk in others.values()):
+            return None
+        for chunk in others.values():
+            self._drop(chunk)
+        slots = self.geometry.chunk_slots(size_class)
+        made = ChunkTable(start, size_class, slots, max(self._floors[f] for f in frames))
+        self.chunks[start] = made
+        for frame in frames:
+            self._chunk_of_frame[frame] = made
+        return made
+
+    def chunk_around(self, offset: int) -> ChunkTable | None:
+        """The chunk, of whatever class, in which this payload offset lies."""
+        frame = offset // self.geometry.frame_bytes
+        return self._chunk_of_frame[frame] if frame < len(self._chunk_of_frame) else None
+
+    def _drop(self, chunk: ChunkTable) -> None:
+        """Forget an idle chunk, but not which generations its extents refuse (I6)."""
+        floor = max(chunk.generations)
+        for frame in self._frames(chunk):
+            self._chunk_of_frame[frame] = None
+            self._floors[frame] = max(self._floors[frame], floor)
+        del self.chunks[chunk.start]
+
+    def _frames(self, chunk: ChunkTable) -> range:
+        first = chunk.start // self.geometry.frame_bytes
+        return range(first, first + self.geometry.chunk_frames(chunk.size_class))
+
+    def stretches(self, size_class: int, offsets: array[int]) -> tuple[Stretch, ...]:
+        """`offsets` as runs of neighbours. BadValue unless all are distinct extents in place."""
+        if len(set(offsets)) != len(offsets):
+            raise BadValue("offsets", list(offsets), "distinct extents")
+        found: list[Stretch] = []
+        page, count = 0, len(offsets)
+        while page < count:
+            offset = offsets[page]
+            self.geometry.check_extent(offset, size_class)
+            start = self.geometry.chunk_start(offset, size_class)
+            slot = (offset - start) // size_class
+            stop = min(count, page + self.geometry.chunk_slots(size_class) - slot)
+            last, expected = page + 1, offset + size_class
+            while last < stop and offsets[last] == expected:
+                last, expected = last + 1, expected + size_class
+            found.append(Stretch(page, last - page, start, slot, offset))
+            page = last
+        return tuple(found)
+
+    def digests(self) -> tuple[ChunkDigest, ...]:
+        """The segment's inventory: a line for each chunk that holds anything."""
+        lines = (self.chunks[start].digest() for start in sorted(self.chunks))
+        return tuple(line for line in lines if line is not None)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantBroken unless chunks and frames agree and columns are of one length."""
+        for start, chunk in self.chunks.items():
+            frames = self._frames(chunk)
+            mine = all(self._chunk_of_frame[frame] is chunk for frame in frames)
+            if not mine or chunk.start != start:  # I5
+                raise InvariantBroken(f"I5 {self.segment}: chunk {start} lacks frames {frames}")
+            columns = (chunk.states, chunk.busy, chunk.outcomes, chunk.generations, chunk.checksums)
+            if len({len(column) for column in columns}) != 1:
+                raise InvariantBroken(f"{self.segment}: columns of chunk {start} differ in length")

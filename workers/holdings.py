@@ -1,0 +1,130 @@
+"""The extents that this worker holds and who is at work on them.
+
+A *work* is a pull, a free, a removal or a check: it has its extents to itself from `begin` to
+`end` (one pull per extent and generation, and nothing else meanwhile: I6). Shared by the parts of
+the state machine; must not know requests, commands or the link.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvstore.errors import InvariantBroken
+from kvstore.record import RecordState
+from workers.events import ExtentGroup
+from workers.extent_table import BUSY, ChunkTable, SegmentTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from workers.events import Stretch
+
+
+class WorkKind(Enum):
+    """What is being done with extents."""
+
+    PULL = "pull"
+    FREE = "free"
+    REMOVE = "remove"
+    CHECK = "check"
+
+
+class Work(msgspec.Struct, gc=False):
+    """Extents in use by one piece of work. `owner` is the request or command that it is for."""
+
+    id: int
+    kind: WorkKind
+    owner: int
+    table: SegmentTable
+    extents: ExtentGroup
+    generation: int = 0
+    """Of a pull; 0 for other kinds."""
+    is_cancelled: bool = False
+
+
+class Holdings:
+    """Segments by name, works by number, and the extents that a reader's lock holds back."""
+
+    def __init__(self, segments: Iterable[SegmentTable]) -> None:
+        """Hold these segments; nobody is at work."""
+        self.segments: dict[str, SegmentTable] = {table.segment: table for table in segments}
+        self.works: dict[int, Work] = {}
+        self.held: set[tuple[str, int]] = set()
+        """(segment, offset) of extents that are FREE but for a reader's lock."""
+        self._last_number = 0
+
+    def next_number(self) -> int:
+        """A number never used before, for works and calls."""
+        self._last_number += 1
+        return self._last_number
+
+    def find(self, segment: str, incarnation: int) -> SegmentTable | None:
+        """The segment in that life; None for a stranger or another life (I11)."""
+        table = self.segments.get(segment)
+        return table if table is not None and table.incarnation == incarnation else None
+
+    def begin(self, kind: WorkKind, owner: int, extents: ExtentGroup, generation: int = 0) -> Work:
+        """Start a work. A pull's extents are marked busy as they are reserved, others' here."""
+        table = self.segments[extents.segment]
+        work = Work(self.next_number(), kind, owner, table, extents, generation)
+        if kind is not WorkKind.PULL:
+            for stretch in extents.stretches:
+                table.chunks[stretch.chunk_start].occupy(stretch)
+        self.works[work.id] = work
+        return work
+
+    def at(self, table: SegmentTable, chunk: ChunkTable, slot: int) -> Work:
+        """The work that has this busy extent."""
+        for work in self.works.values():
+            if work.table is not table:
+                continue
+            for stretch in work.extents.stretches:
+                inside = stretch.slot <= slot < stretch.slot + stretch.count
+                if inside and stretch.chunk_start == chunk.start:
+                    return work
+        raise InvariantBroken(f"{table.segment}: slot {slot} of {chunk.start} is busy for nobody")
+
+    def pulls(self) -> list[Work]:
+        """The pulls that run now."""
+        return [work for work in self.works.values() if work.kind is WorkKind.PULL]
+
+    def note_locks(self, extents: ExtentGroup, refused: Iterable[bool]) -> None:
+        """Count extents whose exclusive lock was refused, and those that have come free."""
+        answers = iter(refused)
+        for stretch in extents.stretches:
+            for i in range(stretch.count):
+                place = (extents.segment, stretch.offset + i * extents.size_class)
+                (self.held.add if next(answers) else self.held.discard)(place)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantBroken unless busy marks and works agree, and pulls are what they say."""
+        busy: dict[tuple[str, int, int], Work] = {}
+        for work in self.works.values():
+            for stretch in work.extents.stretches:
+                self._check_stretch(work, stretch)
+                for slot in range(stretch.slot, stretch.slot + stretch.count):
+                    if (
+                        busy.setdefault((work.table.segment, stretch.chunk_start, slot), work)
+                        != work
+                    ):
+                        raise InvariantBroken(f"I6 two works have slot {slot} of {stretch}")
+        for table in self.segments.values():
+            table.check_invariants()
+            for chunk in table.chunks.values():
+                for slot, mark in enumerate(chunk.busy):
+                    if (mark == BUSY) != ((table.segment, chunk.start, slot) in busy):
+                        raise InvariantBroken(f"I6 busy mark of slot {slot} in {chunk.start} lies")
+                    if chunk.states[slot] == RecordState.RESERVED and mark != BUSY:
+                        raise InvariantBroken(f"I6 slot {slot} of {chunk.start} waits for nobody")
+
+    def _check_stretch(self, work: Work, stretch: Stretch) -> None:
+        if work.kind is not WorkKind.PULL:
+            return
+        chunk = work.table.chunks[stretch.chunk_start]
+        for slot in range(stretch.slot, stretch.slot + stretch.count):
+            seen = (chunk.states[slot], chunk.generations[slot])
+            if seen != (RecordState.RESERVED, work.generation):
+                raise InvariantBroken(f"I6 pull {work.id} of slot {slot}: record says {seen}")

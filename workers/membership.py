@@ -1,0 +1,232 @@
+"""This worker's standing with the leader: registration, inventory, heartbeat, epoch, self-fence.
+
+A part of the worker's state machine, called by `workers.state` alone. Contact is counted from when
+a call that was answered had been *sent*, so a worker that was paused cannot take an old reply for
+news. Must not know pulls beyond pausing them, nor sockets.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvstore import limits
+from kvstore.wire.messages.common import Address, Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import (
+    Heartbeat,
+    HeartbeatNoted,
+    InventoryEnd,
+    InventoryWanted,
+    OfferInventory,
+    RegisterWorker,
+    SegmentOffer,
+    WorkerAccepted,
+)
+from workers.events import Action, CallMaster, CloseLink, SendRows
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.puts import Ingest
+    from workers.extent_table import SegmentTable
+    from workers.holdings import Holdings
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a worker says of itself when it registers."""
+
+    worker: str
+    host: str
+    addresses: tuple[Address, ...]
+    tiers: dict[str, str]
+    """Tier by segment."""
+
+
+class Link(Enum):
+    """How far the control connection has come."""
+
+    DOWN = "down"
+    REGISTERING = "registering"
+    OFFERING = "offering"
+    SERVING = "serving"
+
+
+class Asked(Enum):
+    """What a call to the master was for."""
+
+    REGISTER = "register"
+    OFFER = "offer"
+    ROWS = "rows"
+    END = "end"
+    BEAT = "beat"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call in flight. `segment` is empty where the call concerns none."""
+
+    asked: Asked
+    sent_at_s: float
+    segment: str = ""
+
+
+class Membership:
+    """Epoch, contact and the steps of registration."""
+
+    def __init__(self, profile: Profile, holdings: Holdings) -> None:
+        """Never in contact: fenced until a leader accepts this worker."""
+        self._profile = profile
+        self._holdings = holdings
+        self.link = Link.DOWN
+        self.epoch = 0
+        self.calls: dict[int, Call] = {}
+        self.offering: dict[str, list[tuple[int, int]]] = {}
+        """By segment whose inventory is not ended: (chunk start, class) still to be sent."""
+        self.unanswered: set[str] = set()
+        """Segments whose offer is not answered: nothing may be pulled there."""
+        self._contact_s = float("-inf")
+        self._lost_after_s = limits.WORKER_LOST_AFTER_S
+        self._interval_s = limits.HEARTBEAT_INTERVAL_S
+        self._next_beat_s = float("inf")
+
+    def is_fenced(self, now: float) -> bool:
+        """Whether no leader was heard for T/2: nothing may be overwritten, reads go on."""
+        return now - self._contact_s >= self._lost_after_s / 2
+
+    def gate(self, message: Ingest, now: float) -> Outcome | None:
+        """Why nothing may be pulled for this message; None when it may."""
+        if self.is_fenced(now) or message.epoch != self.epoch:  # I10
+            return Outcome.FENCED
+        known = self._holdings.find(message.segment, message.incarnation)
+        return None if known is not None else Outcome.STALE  # I11
+
+    def is_paused(self, segment: str) -> bool:
+        """Whether the segment's inventory is being offered, so that nothing may change there."""
+        return segment in self.unanswered
+
+    def next_wakeup(self) -> float:
+        """When the next heartbeat is due; infinity while there is no leader to tell."""
+        return self._next_beat_s
+
+    def opened(self, now: float) -> list[Action]:
+        """A connection stands: register."""
+        self._reset(Link.REGISTERING)
+        segments = tuple(
+            SegmentOffer(table.segment, table.incarnation, self._profile.tiers[table.segment],
+                         table.geometry)
+            for table in self._holdings.segments.values()
+        )  # fmt: skip
+        profile = self._profile
+        message = RegisterWorker(profile.worker, profile.host, profile.addresses, segments)
+        return [self._call(Asked.REGISTER, message, now)]
+
+    def closed(self) -> None:
+        """The connection is gone; contact runs out by itself."""
+        self._reset(Link.DOWN)
+
+    def _reset(self, link: Link) -> None:
+        self.link = link
+        self.calls.clear()
+        self.offering.clear()
+        self.unanswered.clear()
+        self._next_beat_s = float("inf")
+
+    def _call(self, asked: Asked, message: Message, now: float, segment: str = "") -> Action:
+        number = self._holdings.next_number()
+        self.calls[number] = Call(asked, now, segment)
+        return CallMaster(number, message)
+
+    def answered(self, number: int, reply: Message | None, now: float) -> list[Action]:
+        """A reply to a call of this file."""
+        call = self.calls.pop(number)
+        match call.asked, reply:
+            case Asked.REGISTER, WorkerAccepted():
+                return self._accepted(reply, call)
+            case Asked.BEAT, HeartbeatNoted():
+                return self._noted(reply, call, now)
+            case Asked.OFFER, InventoryWanted():
+                return self._wanted(reply, call.segment, now)
+            case Asked.ROWS, Done():
+                return self._send_next(call.segment, now)
+            case Asked.END, Done():
+                return self._ended(call.segment)
+            case Asked.BEAT, None:
+                return []  # the link will be found broken, or the fence falls
+            case _:
+                told = f"{reply.code}: {reply.text}" if isinstance(reply, Failure) else repr(reply)
+                return [CloseLink(f"{call.asked.value}: {told}")]
+
+    def _accepted(self, reply: WorkerAccepted, call: Call) -> list[Action]:
+        if reply.epoch < self.epoch:  # I10
+            return [CloseLink(f"a leader of epoch {reply.epoch}, but {self.epoch} was seen")]
+        self.epoch = reply.epoch
+        self._lost_after_s = reply.lost_after_s
+        self._interval_s = reply.heartbeat_interval_s
+        self._contact_s = max(self._contact_s, call.sent_at_s)
+        self._next_beat_s = call.sent_at_s + self._interval_s
+        self.link = Link.OFFERING
+        self.offering = {segment: [] for segment in self._holdings.segments}
+        self.unanswered = set(self.offering)
+        return []
+
+    def offer(self, now: float) -> list[Action]:
+        """Offer the inventories, once nobody is at work any more on the segments."""
+        offered = any(call.asked is Asked.OFFER for call in self.calls.values())
+        if self.link is not Link.OFFERING or not self.unanswered or offered:
+            return []
+        if self._holdings.works:
+            return []
+        tables = [self._holdings.segments[segment] for segment in sorted(self.unanswered)]
+        return [
+            self._call(
+                Asked.OFFER,
+                OfferInventory(table.segment, table.incarnation, table.digests()),
+                now,
+                table.segment,
+            )
+            for table in tables
+        ]
+
+    def _wanted(self, reply: InventoryWanted, segment: str, now: float) -> list[Action]:
+        self.unanswered.discard(segment)
+        chunks = self._holdings.segments[segment].chunks
+        self.offering[segment] = [
+            (start, chunks[start].size_class) for start in reply.chunk_starts if start in chunks
+        ]
+        return self._send_next(segment, now)
+
+    def _send_next(self, segment: str, now: float) -> list[Action]:
+        """One chunk at a time, so that a large inventory does not fill the send queue."""
+        left = self.offering[segment]
+        if left:
+            start, size_class = left.pop()
+            number = self._holdings.next_number()
+            self.calls[number] = Call(Asked.ROWS, now, segment)
+            return [SendRows(number, segment, start, size_class)]
+        table: SegmentTable = self._holdings.segments[segment]
+        message = InventoryEnd(segment, table.incarnation)
+        return [self._call(Asked.END, message, now, segment)]
+
+    def _ended(self, segment: str) -> list[Action]:
+        self.offering.pop(segment, None)
+        if not self.offering:
+            self.link = Link.SERVING
+        return []
+
+    def tick(self, now: float, pulls: int) -> list[Action]:
+        """A heartbeat when one is due. Independent of data work (I27)."""
+        if now < self._next_beat_s:
+            return []
+        self._next_beat_s = now + self._interval_s
+        held = len(self._holdings.held)
+        message = Heartbeat(self._profile.worker, self.epoch, held, pulls)
+        return [self._call(Asked.BEAT, message, now)]
+
+    def _noted(self, reply: HeartbeatNoted, call: Call, now: float) -> list[Action]:
+        if reply.epoch < self.epoch:  # I10
+            return [CloseLink(f"a leader of epoch {reply.epoch}, but {self.epoch} was seen")]
+        if not reply.known or reply.epoch > self.epoch:
+            return self.opened(now)
+        self._contact_s = max(self._contact_s, call.sent_at_s)
+        return []

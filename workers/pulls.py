@@ -1,0 +1,351 @@
+"""Ingest as decisions: which extents may be pulled into, which requests wait, what was sealed.
+
+A part of the worker's state machine, called by `workers.state` alone. The rules of DESIGN 3: one
+pull per extent and generation, a repeated Ingest joins the first or gets its result, a higher
+generation waits until the extent is not busy, a sealed extent is never a target again, and the
+client is answered only after the master acknowledged the seal. Must not know bytes or sockets.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import BadValue, OutOfSpace
+from kvstore.ids import KEY_BYTES, Generation, epoch_of
+from kvstore.record import RecordState
+from kvstore.segment import size_class_of
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted
+from workers.events import (
+    Action,
+    AnswerIngest,
+    CallMaster,
+    CancelPull,
+    ExtentGroup,
+    RefuseIngest,
+    StartPull,
+    Stretch,
+    WriteFree,
+)
+from workers.extent_table import BUSY, ChunkTable, SegmentTable
+from workers.holdings import Holdings, Work, WorkKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from kvstore.wire.messages.base import Message
+
+UNDECIDED: Final = 255
+U64_BYTES: Final = 8
+U16_MAX: Final = 0xFFFF
+U32_MAX: Final = 0xFFFF_FFFF
+
+
+class Request(msgspec.Struct, gc=False):
+    """An Ingest on its way: waiting, being pulled, or being reported."""
+
+    id: int
+    session: int
+    message: Ingest
+    offsets: array[int]
+    checksums: array[int]
+    outcomes: bytearray
+    """An Outcome a page, UNDECIDED while the page is still to be pulled."""
+
+
+class Report(msgspec.Struct, gc=False):
+    """A Sealed that the master has not answered.
+
+    `pages` numbers the message's extents within the request; a report for nobody has neither.
+    """
+
+    message: Sealed
+    request: Request | None = None
+    pages: tuple[int, ...] = ()
+
+
+class Pulls:
+    """Requests that wait, pulls that run, and seals that the master has not acknowledged."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        gate: Callable[[Ingest], Outcome | None],
+        is_paused: Callable[[str], bool],
+    ) -> None:
+        """`gate` gives the reason why no pull may run for a message now, or None.
+
+        What passes the gate names a segment of ours in its present life. `is_paused` tells
+        whether requests for a segment wait because its inventory is being offered.
+        """
+        self._holdings = holdings
+        self._gate = gate
+        self._is_paused = is_paused
+        self.waiting: list[Request] = []
+        self.running: dict[int, Request] = {}
+        """By work number; a request whose client is gone runs on and is not answered."""
+        self.reports: dict[int, Report] = {}
+        """By call number."""
+        self.unreported: dict[tuple[str, int, bytes], Sealed] = {}
+        """Seals that no leader has answered, by (segment, generation, offsets)."""
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def request(self, number: int, session: int, message: Ingest) -> list[Action]:
+        """A client asks; refused outright when the message contradicts itself."""
+        try:
+            request = _opened(number, session, message)
+        except BadValue as error:
+            return [RefuseIngest(number, error.code, str(error))]
+        return self._decide(request)
+
+    def forget_session(self, session: int) -> list[Action]:
+        """Nobody waits for these any more: waiting ones go, running pulls end soon."""
+        self.waiting = [each for each in self.waiting if each.session != session]
+        works = (self._holdings.works[n] for n, r in self.running.items() if r.session == session)
+        return self.cancel(list(works))
+
+    def resume(self) -> list[Action]:
+        """Look at the waiting requests again, in order, after a work or a pause has ended."""
+        waiting, self.waiting = self.waiting, []
+        return [action for request in waiting for action in self._decide(request)]
+
+    def cancel(self, works: list[Work]) -> list[Action]:
+        """End these pulls; each is told once."""
+        fresh = [work for work in works if not work.is_cancelled]
+        for work in fresh:
+            work.is_cancelled = True
+        return [CancelPull(work.id) for work in fresh]
+
+    def _decide(self, request: Request) -> list[Action]:
+        message = request.message
+        refusal = self._gate(message)
+        if refusal is not None:
+            return [AnswerIngest(request.id, bytes((refusal,)) * len(request.offsets))]
+        table = self._holdings.segments[message.segment]
+        size_class = size_class_of(message.part_bytes)
+        try:
+            stretches = table.stretches(size_class, request.offsets)
+        except BadValue as error:
+            return [RefuseIngest(request.id, error.code, str(error))]
+        chunks = [table.cut(stretch.offset, size_class) for stretch in stretches]
+        if self._is_paused(message.segment) or _any_busy(stretches, chunks):
+            return self._wait(request)
+        wanted: list[Stretch] = []
+        for stretch, chunk in zip(stretches, chunks, strict=True):
+            wanted += self._claim(request, stretch, chunk)
+        if not wanted:
+            return self._report(request)
+        extents = ExtentGroup(table.segment, size_class, tuple(wanted))
+        work = self._holdings.begin(WorkKind.PULL, request.id, extents, message.generation)
+        self.running[work.id] = request
+        return [StartPull(work.id, request.id, message, size_class, extents.stretches)]
+
+    def _wait(self, request: Request) -> list[Action]:
+        if len(self.waiting) >= limits.WAITING_PUTS_MAX:
+            text = f"{limits.WAITING_PUTS_MAX} requests wait for busy extents"
+            return [RefuseIngest(request.id, OutOfSpace.code, text)]
+        self.waiting.append(request)
+        return []
+
+    def _claim(self, request: Request, stretch: Stretch, chunk: ChunkTable | None) -> list[Stretch]:
+        """Reserve what may be pulled of an idle stretch; the other pages get their outcome."""
+        page, stop = stretch.page, stretch.page + stretch.count
+        if chunk is None:  # extents of another class lie there
+            request.outcomes[page:stop] = bytes((Outcome.STALE,)) * stretch.count
+            return []
+        generation, first = request.message.generation, stretch.slot
+        last = first + stretch.count
+        all_free = chunk.states.count(RecordState.FREE, first, last) == stretch.count
+        if all_free and max(chunk.generations[first:last]) < generation:
+            found = [stretch]
+        else:
+            known = (
+                _known_outcome(chunk, first + i, generation, request.checksums[page + i])
+                for i in range(stretch.count)
+            )
+            request.outcomes[page:stop] = bytes(known)
+            found = _undecided(request.outcomes, stretch, request.offsets)
+        for each in found:
+            chunk.reserve(each, generation, request.checksums[each.page : each.page + each.count])
+        return found
+
+    # --- pulls and reports ------------------------------------------------------------------
+
+    def ended(self, work: Work, outcomes: bytes) -> list[Action]:
+        """A pull is over; what it sealed is reported, whether or not somebody waits for it."""
+        request = self.running.pop(work.id)
+        for stretch in work.extents.stretches:
+            page, stop = stretch.page, stretch.page + stretch.count
+            work.table.chunks[stretch.chunk_start].settle(stretch, outcomes[page:stop])
+            request.outcomes[page:stop] = outcomes[page:stop]
+        return self._report(request)
+
+    def _report(self, request: Request) -> list[Action]:
+        pages = [page for page, outcome in enumerate(request.outcomes) if outcome == Outcome.OK]
+        if not pages:
+            return [AnswerIngest(request.id, bytes(request.outcomes))]
+        message = _sealed_message(request, pages)
+        return [self._call(Report(message, request, tuple(pages)))]
+
+    def _call(self, report: Report) -> Action:
+        number = self._holdings.next_number()
+        self.reports[number] = report
+        return CallMaster(number, report.message)
+
+    def noted(self, call: int, reply: Message | None) -> list[Action]:
+        """The master's answer to a Sealed. Without one the seal is kept for the next leader."""
+        report = self.reports.pop(call)
+        message, count = report.message, len(report.message.offsets) // U64_BYTES
+        outcomes = bytes((Outcome.TRANSPORT,)) * count
+        if isinstance(reply, SealedNoted) and len(reply.outcomes) == count:
+            outcomes = reply.outcomes
+        closed = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.PLAN_CLOSED]
+        place = (message.segment, message.generation, message.offsets)
+        if outcomes.count(Outcome.OK) + len(closed) == count:
+            self.unreported.pop(place, None)
+        else:
+            self.unreported[place] = message
+        return _answer(report, outcomes) + (self._give_up(message, closed) if closed else [])
+
+    def _give_up(self, message: Sealed, pages: list[int]) -> list[Action]:
+        """Free extents whose plan the master has closed, unless something newer lies there."""
+        table = self._holdings.find(message.segment, message.incarnation)
+        mine = array("Q")
+        size_class = 0
+        for offset, chunk, slot in _still_sealed(table, message, pages):
+            chunk.states[slot] = RecordState.FREE
+            chunk.outcomes[slot] = Outcome.PLAN_CLOSED
+            size_class = chunk.size_class
+            mine.append(offset)
+        if table is None or not mine:
+            return []
+        extents = ExtentGroup(table.segment, size_class, table.stretches(size_class, mine))
+        return [WriteFree(self._holdings.begin(WorkKind.FREE, 0, extents).id, extents)]
+
+    def report_again(self) -> list[Action]:
+        """Tell a new leader what no leader has acknowledged and still lies there."""
+        pending, self.unreported = self.unreported, {}
+        actions: list[Action] = []
+        for message in pending.values():
+            table = self._holdings.find(message.segment, message.incarnation)
+            there = {offset for offset, _, _ in _still_sealed(table, message)}
+            pages = [i for i, each in enumerate(array("Q", message.offsets)) if each in there]
+            if pages:
+                actions.append(self._call(Report(_only(message, pages))))
+        return actions
+
+
+def _opened(number: int, session: int, message: Ingest) -> Request:
+    """The request in `message`; BadValue where its columns do not fit each other."""
+    count, rest = divmod(len(message.keys), KEY_BYTES)
+    if rest or not 0 < count <= limits.BATCH_PAGES_MAX:
+        want = f"1 to {limits.BATCH_PAGES_MAX} keys of {KEY_BYTES} bytes"
+        raise BadValue("keys", len(message.keys), want)
+    for field in ("offsets", "checksums"):
+        column: bytes = getattr(message, field)
+        if len(column) != count * U64_BYTES:
+            raise BadValue(field, len(column), f"{count * U64_BYTES} bytes for {count} keys")
+    if len(message.parent) != KEY_BYTES:
+        raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
+    for field, most in (("part", limits.PARTS_MAX - 1), ("token_count", U16_MAX)):
+        if not 0 <= getattr(message, field) <= most:
+            raise BadValue(field, getattr(message, field), f"0 to {most}")
+    if not 0 <= message.namespace_ordinal <= U32_MAX:
+        raise BadValue("namespace_ordinal", message.namespace_ordinal, f"0 to {U32_MAX}")
+    if epoch_of(Generation(message.generation)) != message.epoch:
+        raise BadValue("generation", message.generation, f"one of epoch {message.epoch}")
+    offsets, checksums = array("Q", message.offsets), array("Q", message.checksums)
+    undecided = bytearray((UNDECIDED,)) * count
+    return Request(number, session, message, offsets, checksums, undecided)
+
+
+def _any_busy(stretches: tuple[Stretch, ...], chunks: list[ChunkTable | None]) -> bool:
+    return any(
+        chunk is not None and chunk.busy.find(BUSY, each.slot, each.slot + each.count) >= 0
+        for each, chunk in zip(stretches, chunks, strict=True)
+    )
+
+
+def _known_outcome(chunk: ChunkTable, slot: int, generation: int, checksum: int) -> int:
+    """What is already decided for this generation in an idle extent, or UNDECIDED."""
+    there = chunk.generations[slot]
+    match chunk.states[slot]:
+        case RecordState.FREE if there < generation:
+            return UNDECIDED
+        case RecordState.FREE if there == generation:
+            return chunk.outcomes[slot]
+        case RecordState.FREE:
+            return Outcome.FENCED
+        case RecordState.SEALED if (there, chunk.checksums[slot]) == (generation, checksum):
+            return Outcome.OK
+        case _:
+            return Outcome.STALE
+
+
+def _undecided(outcomes: bytearray, stretch: Stretch, offsets: array[int]) -> list[Stretch]:
+    """The runs of pages within `stretch` that are still to be pulled."""
+    found: list[Stretch] = []
+    page, stop = stretch.page, stretch.page + stretch.count
+    while (first := outcomes.find(UNDECIDED, page, stop)) >= 0:
+        page = first
+        while page < stop and outcomes[page] == UNDECIDED:
+            page += 1
+        slot = stretch.slot + first - stretch.page
+        found.append(Stretch(first, page - first, stretch.chunk_start, slot, offsets[first]))
+    return found
+
+
+def _sealed_message(request: Request, pages: list[int]) -> Sealed:
+    """The report of these pages of a request."""
+    ingest = request.message
+    whole = Sealed(
+        ingest.segment, ingest.incarnation, ingest.generation, ingest.namespace_ordinal,
+        ingest.part, ingest.keys, ingest.offsets, ingest.checksums,
+    )  # fmt: skip
+    return whole if len(pages) == len(request.outcomes) else _only(whole, pages)
+
+
+def _only(message: Sealed, pages: list[int]) -> Sealed:
+    """The same report of fewer extents."""
+    return msgspec.structs.replace(
+        message,
+        keys=_picked(message.keys, KEY_BYTES, pages),
+        offsets=_picked(message.offsets, U64_BYTES, pages),
+        checksums=_picked(message.checksums, U64_BYTES, pages),
+    )
+
+
+def _picked(column: bytes, width: int, pages: list[int]) -> bytes:
+    return b"".join(column[page * width : (page + 1) * width] for page in pages)
+
+
+def _still_sealed(
+    table: SegmentTable | None, message: Sealed, pages: Iterable[int] | None = None
+) -> Iterator[tuple[int, ChunkTable, int]]:
+    """(offset, chunk, slot) of the message's extents that are idle and still what it says."""
+    if table is None:
+        return
+    offsets = array("Q", message.offsets)
+    for page in range(len(offsets)) if pages is None else pages:
+        chunk = table.chunk_around(offsets[page])
+        if chunk is None:
+            continue
+        slot = (offsets[page] - chunk.start) // chunk.size_class
+        same = chunk.generations[slot] == message.generation
+        if same and chunk.states[slot] == RecordState.SEALED and chunk.busy[slot] != BUSY:
+            yield offsets[page], chunk, slot
+
+
+def _answer(report: Report, outcomes: bytes) -> list[Action]:
+    """The reply to the client whose pages these are, if somebody waits."""
+    request = report.request
+    if request is None:
+        return []
+    for page, outcome in zip(report.pages, outcomes, strict=True):
+        request.outcomes[page] = outcome
+    return [AnswerIngest(request.id, bytes(request.outcomes))]

@@ -1,0 +1,155 @@
+"""The pool worker as a pure state machine: `handle(event, now) -> actions`, the only mutator.
+
+Dispatch only; the work is in `pulls`, `commands` and `membership`, over the extents in `holdings`.
+No clock, socket, thread or random number inside: the shell (workers.service) and the simulation
+drive the same object. Illegal events are our bugs and raise; peers' input never raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from kvstore import limits
+from kvstore.errors import BadValue, InvariantBroken
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.membership import (
+    CheckExtents,
+    FenceExtents,
+    FreeExtents,
+    RetireExtents,
+)
+from workers import events
+from workers.commands import Commands
+from workers.event_ring import EventRing
+from workers.events import Action, AnswerCommand, Event
+from workers.holdings import Holdings, WorkKind
+from workers.membership import Link, Membership
+from workers.pulls import Pulls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvstore.wire.messages.common import Outcome
+    from kvstore.wire.messages.puts import Ingest
+    from workers.extent_table import SegmentTable
+    from workers.membership import Profile
+
+
+class WorkerState:
+    """Everything that a worker knows. Mutate only through `handle`."""
+
+    def __init__(self, profile: Profile, segments: Iterable[SegmentTable]) -> None:
+        """Hold these segments, offered to nobody yet and fenced until a leader is heard."""
+        self.holdings = Holdings(segments)
+        self.membership = Membership(profile, self.holdings)
+        self.pulls = Pulls(self.holdings, self._gate, self.membership.is_paused)
+        self.commands = Commands(self.holdings)
+        self.ring = EventRing()
+        self._now = 0.0
+
+    def _gate(self, message: Ingest) -> Outcome | None:
+        return self.membership.gate(message, self._now)
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that a leader has shown; lower ones are refused."""
+        return self.membership.epoch
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a leader has taken the whole inventory."""
+        return self.membership.link is Link.SERVING
+
+    def is_fenced(self, now: float) -> bool:
+        """Whether the worker has fenced itself: no ingest, no overwriting, reads go on."""
+        return self.membership.is_fenced(now)
+
+    def next_wakeup(self) -> float:
+        """When `Tick` is due at the latest, on the clock of `now`."""
+        return self.membership.next_wakeup()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event in; what the shell has to do about it, in order."""
+        self.ring.append(now, event)
+        self._now = now
+        match event:
+            case events.IngestRequested(request, session, message):
+                return self.pulls.request(request, session, message)
+            case events.PullEnded() | events.WorkEnded():
+                return self._work_ended(event)
+            case events.MasterAnswered():
+                return self._answered(event)
+            case events.CommandReceived():
+                return self._command(event)
+            case events.LinkOpened():
+                self.commands.forget()
+                return self.membership.opened(now)
+            case events.LinkClosed():
+                self.commands.forget()
+                self.membership.closed()
+                return self.pulls.resume()
+            case events.SessionClosed(session):
+                return self.pulls.forget_session(session)
+            case events.Tick():
+                return self._tick()
+            case _:
+                assert_never(event)
+
+    def _work_ended(self, event: events.PullEnded | events.WorkEnded) -> list[Action]:
+        number = event.pull if isinstance(event, events.PullEnded) else event.work
+        work = self.holdings.works.pop(number)
+        if work.kind is WorkKind.PULL:
+            actions = self.pulls.ended(work, event.outcomes)
+        else:
+            actions = self.commands.ended(work, event.outcomes)
+        # Commands first: a fence must take hold before a waiting request is looked at again.
+        actions += self.commands.resume()
+        actions += self.pulls.resume()
+        return actions + self.membership.offer(self._now)
+
+    def _answered(self, event: events.MasterAnswered) -> list[Action]:
+        if event.call in self.pulls.reports:
+            return self.pulls.noted(event.call, event.reply)
+        if event.call not in self.membership.calls:
+            return []  # of a link that is gone
+        member = self.membership
+        link, paused = member.link, len(member.unanswered)
+        actions = member.answered(event.call, event.reply, self._now)
+        if member.link is Link.OFFERING and link is Link.REGISTERING:
+            # No pull may run from before the inventory is offered until that is answered.
+            actions += self.pulls.cancel(self.holdings.pulls())
+            actions += member.offer(self._now)
+        if len(member.unanswered) < paused:
+            actions += self.pulls.resume()
+        if member.link is Link.SERVING and link is Link.OFFERING:
+            actions += self.pulls.report_again()
+        return actions
+
+    def _command(self, event: events.CommandReceived) -> list[Action]:
+        message = event.message
+        if isinstance(message, FenceExtents | FreeExtents | RetireExtents | CheckExtents):
+            self.membership.epoch = max(self.membership.epoch, message.epoch)
+            return self.commands.receive(event.command, message, self.membership.epoch)
+        error = BadValue("command", type(message).__name__, "a command to a worker")
+        return [AnswerCommand(event.command, Failure(error.code, str(error)))]
+
+    def _tick(self) -> list[Action]:
+        running = self.holdings.pulls()
+        actions = self.membership.tick(self._now, len(running))
+        if self.is_fenced(self._now):
+            actions += self.pulls.cancel(running)
+            actions += self.pulls.resume()  # the gate now answers them
+        return actions
+
+    def check_invariants(self) -> None:
+        """Raise InvariantBroken, with its number, unless every rule of this file's parts holds."""
+        self.holdings.check_invariants()
+        running = {work.id for work in self.holdings.pulls()}
+        if running != set(self.pulls.running):
+            raise InvariantBroken(f"I6 pulls {running} but requests {set(self.pulls.running)}")
+        if len(self.pulls.waiting) > limits.WAITING_PUTS_MAX:
+            raise InvariantBroken(f"I7 {len(self.pulls.waiting)} requests wait")
+        offered = [call.segment for call in self.membership.calls.values() if call.segment]
+        for segment in self.membership.unanswered & set(offered):
+            if any(work.table.segment == segment for work in self.holdings.pulls()):
+                raise InvariantBroken(f"a pull runs in {segment} while its inventory is offered")
