@@ -1,0 +1,99 @@
+"""What happens to the master (events) and what it wants done (actions). Values only.
+
+The shell turns I/O into events and carries actions out; the core never sees a socket, a clock or
+a file. Must not know how anything is carried.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+from kvstore.wire.messages.base import Message
+
+SessionId = NewType("SessionId", int)
+"""One open connection, numbered by the shell and never reused within a life of the master."""
+
+CommandId = NewType("CommandId", int)
+"""One request of the master to a worker."""
+
+TicketId = NewType("TicketId", int)
+"""One durable write, numbered by the core."""
+
+
+class SessionOpened(msgspec.Struct, frozen=True, gc=False):
+    """A peer passed the handshake. `token` is the session of its Hello; it survives reconnects."""
+
+    session: SessionId
+    role: str
+    tenant: str
+    name: str
+    token: bytes
+
+
+class SessionClosed(msgspec.Struct, frozen=True, gc=False):
+    """The connection ended, whoever ended it."""
+
+    session: SessionId
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A peer asks; exactly one Reply with the same request id answers it, now or later."""
+
+    session: SessionId
+    request_id: int
+    message: Message
+
+
+class CommandAnswered(msgspec.Struct, frozen=True):
+    """A worker answered a command, or (None) it never will: connection lost or timed out."""
+
+    command: CommandId
+    reply: Message | None
+
+
+class Persisted(msgspec.Struct, frozen=True, gc=False):
+    """The writes of this ticket are durable."""
+
+    ticket: TicketId
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Time has come to `next_wakeup`, or has simply passed."""
+
+
+Event = SessionOpened | SessionClosed | Request | CommandAnswered | Persisted | Tick
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Answer a request; a session that is gone by then is no error."""
+
+    session: SessionId
+    request_id: int
+    message: Message
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Ask a worker; CommandAnswered follows, with None when the session is gone."""
+
+    command: CommandId
+    session: SessionId
+    message: Message
+
+
+class Persist(msgspec.Struct, frozen=True, gc=False):
+    """Write durably, all or nothing, in the order of tickets; Persisted follows."""
+
+    ticket: TicketId
+    puts: tuple[tuple[str, bytes], ...]
+    deletes: tuple[str, ...]
+
+
+class CloseSession(msgspec.Struct, frozen=True, gc=False):
+    """End this connection; SessionClosed follows."""
+
+    session: SessionId
+
+
+Action = Reply | Command | Persist | CloseSession

@@ -1,0 +1,313 @@
+"""Extents of one segment: chunks by size class, the state of every slot, bytes by state.
+
+The only place where an extent's state changes, always by replica.EXTENT_TRANSITIONS (I6), and so
+the only place that counts space (I17). It also remembers which page a slot was planned for, which
+leads from a place back to the directory. Must not know workers, plans, leases or pages beyond
+their keys.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import IllegalTransition, InvariantBroken
+from kvstore.ids import KEY_BYTES
+from kvstore.replica import EXTENT_TRANSITIONS, ExtentEvent, ExtentState
+from master.frame_map import FrameMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvstore.segment import Geometry
+
+FREE: Final = int(ExtentState.FREE)
+_AFTER: Final[dict[ExtentEvent, dict[int, int]]] = {
+    event: {int(a): int(b) for (a, e), b in EXTENT_TRANSITIONS.items() if e is event}
+    for event in ExtentEvent
+}
+
+
+class Chunk(msgspec.Struct, gc=False, eq=False):
+    """Slots of one size class. Columns have one entry a slot; those of FREE slots mean nothing."""
+
+    start: int
+    """Payload offset of slot 0, in bytes."""
+    size_class: int
+    slots: int
+    frames: int
+    states: bytearray
+    generations: array[int]
+    keys: bytearray
+    """The page that each slot was planned for, 32 bytes a slot."""
+    free: int
+    """Slots in state FREE."""
+    hint: int = 0
+    """Slot at which the search for free ones goes on."""
+    place: int = 0
+    """Index in the allocator's list of chunks."""
+
+    def key(self, slot: int) -> bytes:
+        """Key of the page in `slot`."""
+        return bytes(self.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES])
+
+    def offset(self, slot: int) -> int:
+        """Payload offset of `slot`."""
+        return self.start + slot * self.size_class
+
+    def slots_in(self, state: ExtentState, first: int = 0) -> Iterator[int]:
+        """Slots in `state`, ascending, from `first`."""
+        slot = self.states.find(state, first)
+        while slot >= 0:
+            yield slot
+            slot = self.states.find(state, slot + 1)
+
+
+class Span(msgspec.Struct, gc=False, frozen=True, eq=False):
+    """Neighbouring slots of one chunk."""
+
+    chunk: Chunk
+    slot: int
+    count: int
+
+    def offsets(self) -> bytes:
+        """Packed u64 payload offsets."""
+        chunk = self.chunk
+        first = chunk.start + self.slot * chunk.size_class
+        last = first + self.count * chunk.size_class
+        return array("Q", range(first, last, chunk.size_class)).tobytes()
+
+    def part(self, first: int, count: int) -> Span:
+        """Slots [first, first + count) of this span."""
+        assert 0 <= first < first + count <= self.count, (first, count, self.count)
+        return Span(self.chunk, self.slot + first, count)
+
+
+class ExtentAllocator:
+    """The space of one segment."""
+
+    __slots__ = (
+        "_open",
+        "bytes_in",
+        "chunk_list",
+        "chunks",
+        "frame_map",
+        "geometry",
+        "slack_bytes",
+    )
+
+    def __init__(self, geometry: Geometry) -> None:
+        """Start with everything free and no chunk cut."""
+        self.geometry = geometry
+        self.frame_map = FrameMap(geometry.frames)
+        self.chunks: dict[int, Chunk] = {}
+        """By the offset at which they start."""
+        self.chunk_list: list[Chunk] = []
+        """The same ones in no order, for sampling."""
+        self._open: dict[int, dict[int, Chunk]] = {}  # chunks with free slots, by class and start
+        self.bytes_in = [0] * len(ExtentState)
+        """Bytes of slots in each state; FREE counts those in chunks only."""
+        self.slack_bytes = 0
+        """What chunks are longer than their slots."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Capacity less everything in use."""
+        return self.geometry.payload_bytes - self.used_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slots that are not FREE."""
+        return sum(self.bytes_in) - self.bytes_in[FREE]
+
+    def has_room(self, size_class: int) -> bool:
+        """Whether one extent of this class can be planned."""
+        if self._open.get(size_class):
+            return True
+        return self.frame_map.has(self.geometry.chunk_frames(size_class))
+
+    def open_slots(self, size_class: int) -> int:
+        """Free slots in the chunks of this class."""
+        return sum(chunk.free for chunk in self._open.get(size_class, {}).values())
+
+    def plan(self, size_class: int, generation: int, keys: bytes) -> list[Span]:
+        """Reserve extents for as many of the leading `keys` as there is room for, in that order."""
+        spans: list[Span] = []
+        done, want = 0, len(keys) // KEY_BYTES
+        while done < want:
+            chunk = self._chunk_with_room(size_class)
+            if chunk is None:
+                break
+            slot, count = _free_slots(chunk, want - done)
+            stop = slot + count
+            span = Span(chunk, slot, count)
+            chunk.generations[slot:stop] = array("Q", [generation]) * count
+            chunk.keys[slot * KEY_BYTES : stop * KEY_BYTES] = keys[
+                done * KEY_BYTES : (done + count) * KEY_BYTES
+            ]
+            chunk.hint = stop
+            self.apply(span, ExtentEvent.PLANNED)
+            spans.append(span)
+            done += count
+        return spans
+
+    def take_in(
+        self, offset: int, size_class: int, event: ExtentEvent, generation: int, key: bytes
+    ) -> Span | None:
+        """Record what a worker's inventory lists there (ADOPTED or UNACCOUNTED).
+
+        None when a chunk of another class lies there. The slot must be FREE.
+        """
+        start = self.geometry.chunk_start(offset, size_class)
+        chunk = self.chunks.get(start)
+        if chunk is None:
+            frames = self.geometry.chunk_frames(size_class)
+            if not self.frame_map.take_at(start // self.geometry.frame_bytes, frames):
+                return None
+            chunk = self._cut(start, size_class, frames)
+        elif chunk.size_class != size_class:
+            return None
+        slot = (offset - start) // size_class
+        chunk.generations[slot] = generation
+        chunk.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = key
+        span = Span(chunk, slot, 1)
+        self.apply(span, event)
+        return span
+
+    def apply(self, span: Span, event: ExtentEvent) -> None:
+        """Move these slots, all in one state, by the table; IllegalTransition changes nothing."""
+        chunk, slot, count = span.chunk, span.slot, span.count
+        stop = slot + count
+        before = chunk.states[slot]
+        after = _AFTER[event].get(before)
+        if after is None or chunk.states.count(before, slot, stop) != count:
+            states = [ExtentState(state).name for state in chunk.states[slot:stop]]
+            raise IllegalTransition(f"extents {chunk.start}+{slot}..{stop}", states, event.value)
+        chunk.states[slot:stop] = after.to_bytes(1, "little") * count
+        size_bytes = count * chunk.size_class
+        self.bytes_in[before] -= size_bytes
+        self.bytes_in[after] += size_bytes
+        if before == FREE:
+            self._took(chunk, count)
+        elif after == FREE:
+            self._gave(chunk, count)
+
+    def locate(self, offset: int, size_class: int) -> Span | None:
+        """The slot at `offset`; None when no chunk of this class lies there."""
+        start = self.geometry.chunk_start(offset, size_class)
+        chunk = self.chunks.get(start)
+        if chunk is None or chunk.size_class != size_class:
+            return None
+        slot, rest = divmod(offset - start, size_class)
+        return None if rest or slot >= chunk.slots else Span(chunk, slot, 1)
+
+    def spans_at(self, offsets: Iterable[int], size_class: int) -> list[Span]:
+        """Spans of these existing slots in the same order, neighbours joined."""
+        spans: list[Span] = []
+        span_bytes = self.geometry.chunk_span(size_class)
+        chunk, slot, count = None, 0, 0
+        for offset in offsets:
+            start = offset // span_bytes * span_bytes
+            at = (offset - start) // size_class
+            if chunk is not None and chunk.start == start and at == slot + count:
+                count += 1
+                continue
+            if chunk is not None:
+                spans.append(Span(chunk, slot, count))
+            chunk, slot, count = self.chunks[start], at, 1
+        if chunk is not None:
+            spans.append(Span(chunk, slot, count))
+        return spans
+
+    def _chunk_with_room(self, size_class: int) -> Chunk | None:
+        held = self._open.get(size_class)
+        if held:
+            return next(reversed(held.values()))
+        frames = self.geometry.chunk_frames(size_class)
+        first = self.frame_map.take(frames)
+        if first is None:
+            return None
+        return self._cut(first * self.geometry.frame_bytes, size_class, frames)
+
+    def _cut(self, start: int, size_class: int, frames: int) -> Chunk:
+        slots = self.geometry.chunk_slots(size_class)
+        columns = bytearray(slots), array("Q", bytes(8 * slots)), bytearray(slots * KEY_BYTES)
+        chunk = Chunk(start, size_class, slots, frames, *columns, free=slots)
+        chunk.place = len(self.chunk_list)
+        self.chunk_list.append(chunk)
+        self.chunks[start] = chunk
+        self._open.setdefault(size_class, {})[start] = chunk
+        self.bytes_in[FREE] += slots * size_class
+        self.slack_bytes += frames * self.geometry.frame_bytes - slots * size_class
+        return chunk
+
+    def _took(self, chunk: Chunk, count: int) -> None:
+        chunk.free -= count
+        if not chunk.free:
+            del self._open[chunk.size_class][chunk.start]
+
+    def _gave(self, chunk: Chunk, count: int) -> None:
+        if not chunk.free:
+            self._open[chunk.size_class][chunk.start] = chunk
+        chunk.free += count
+        if chunk.free == chunk.slots:
+            self._give_back(chunk)
+
+    def _give_back(self, chunk: Chunk) -> None:
+        del self.chunks[chunk.start]
+        del self._open[chunk.size_class][chunk.start]
+        last = self.chunk_list.pop()
+        if last is not chunk:
+            self.chunk_list[chunk.place] = last
+            last.place = chunk.place
+        self.bytes_in[FREE] -= chunk.slots * chunk.size_class
+        self.slack_bytes -= (
+            chunk.frames * self.geometry.frame_bytes - chunk.slots * chunk.size_class
+        )
+        self.frame_map.give(chunk.start // self.geometry.frame_bytes, chunk.frames)
+
+    def check(self) -> None:
+        """Raise InvariantBroken unless counts, chunks and frames agree (I5, I17)."""
+        taken = [(c.start // self.geometry.frame_bytes, c.frames) for c in self.chunk_list]
+        end = 0
+        for first, length in sorted(taken + self.frame_map.free_pieces()):
+            if first != end:
+                raise InvariantBroken(f"I5: frames {min(first, end)} to {max(first, end)}")
+            end += length
+        if end != self.geometry.frames:
+            raise InvariantBroken(f"I5: frames end at {end} of {self.geometry.frames}")
+        if sorted(self.chunks) != sorted(chunk.start for chunk in self.chunk_list):
+            raise InvariantBroken("I5: the list of chunks differs from their index")
+        for place, chunk in enumerate(self.chunk_list):
+            self._check_chunk(place, chunk)
+        self._check_counts()
+
+    def _check_chunk(self, place: int, chunk: Chunk) -> None:
+        free = chunk.states.count(FREE)
+        is_open = chunk.start in self._open.get(chunk.size_class, {})
+        if (chunk.place, chunk.free, is_open) != (place, free, free > 0) or free == chunk.slots:
+            raise InvariantBroken(f"I17: chunk {chunk.start} counts {chunk.free} free of {free}")
+
+    def _check_counts(self) -> None:
+        for state in ExtentState:
+            held = sum(c.states.count(state) * c.size_class for c in self.chunk_list)
+            if held != self.bytes_in[state]:
+                raise InvariantBroken(f"I17: {self.bytes_in[state]} bytes {state.name}, not {held}")
+        chunk_bytes = sum(c.frames for c in self.chunk_list) * self.geometry.frame_bytes
+        if sum(self.bytes_in) + self.slack_bytes != chunk_bytes:
+            raise InvariantBroken(f"I17: {self.slack_bytes} bytes of slack do not add up")
+
+
+def _free_slots(chunk: Chunk, count_max: int) -> tuple[int, int]:
+    """(first slot, count) of the next free neighbours; the chunk has at least one free slot."""
+    states = chunk.states
+    first = states.find(FREE, chunk.hint)
+    if first < 0:
+        first = states.find(FREE)
+    count = min(count_max, chunk.slots - first)
+    if states.count(FREE, first, first + count) != count:
+        piece = states[first : first + count]
+        count -= len(piece.lstrip(b"\0"))
+    return first, count

@@ -1,0 +1,118 @@
+"""Put plans: extents reserved for pages about to be written, and the put that they belong to.
+
+Owns which pages of a plan are still open. Must not know the tree, time or messages' senders.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.puts import PutPlans
+from master.extent_allocator import Span
+from master.packed import WORD, index_of
+from master.segments import Segment
+from master.wheel import NOWHERE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class PlanPage(IntEnum):
+    """State of one page of a plan, one byte a page."""
+
+    OPEN = 0
+    SEALED = 1
+    FAILED = 2
+
+
+OPEN: Final = int(PlanPage.OPEN)
+
+
+class Put(msgspec.Struct, eq=False):
+    """One BeginPut that was granted something; its plans fail together when it stops (I18)."""
+
+    owner: bytes
+    """Token of the session that asked."""
+    request: bytes
+    timeout_s: float
+    progress_s: float
+    plans: dict[int, Plan]
+    """Those with open pages, by generation."""
+    reply: PutPlans | None = None
+    """What was answered; kept while plans are open."""
+    bucket: int = NOWHERE
+
+
+class Plan(msgspec.Struct, gc=False, eq=False):
+    """Extents of one segment for consecutive pages of one chain and one part."""
+
+    generation: int
+    put: Put
+    namespace: int
+    keys: bytes
+    part: int
+    part_bytes: int
+    segment: Segment
+    offsets: bytes
+    spans: tuple[Span, ...]
+    states: bytearray
+    """PlanPage of each page."""
+    open: int
+    """Pages in state OPEN; the plan is closed at 0."""
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def page_of(self, key: bytes) -> int:
+        """Position of `key`, or packed.NOT_THERE."""
+        return index_of(self.keys, key)
+
+    def is_open(self, key: bytes) -> bool:
+        """Whether this page of the plan is still to be sealed."""
+        page = index_of(self.keys, key)
+        return page >= 0 and self.states[page] == OPEN
+
+    def all_open(self, first: int, count: int) -> bool:
+        """Whether these pages are all open."""
+        return self.states.count(OPEN, first, first + count) == count
+
+    def close(self, first: int, count: int, state: PlanPage) -> None:
+        """Settle these open pages."""
+        assert self.all_open(first, count), (self.generation, first, count)
+        self.states[first : first + count] = state.to_bytes(1, "little") * count
+        self.open -= count
+
+    def pieces(self, first: int, count: int) -> Iterator[Span]:
+        """The extents of pages [first, first + count), in order."""
+        for span in self.spans:
+            if first < span.count:
+                taken = min(count, span.count - first)
+                yield span if taken == span.count else span.part(first, taken)
+                count -= taken
+                if not count:
+                    return
+                first = 0
+            else:
+                first -= span.count
+
+    def open_stretches(self) -> Iterator[tuple[int, int]]:
+        """(first, count) of every stretch of open pages."""
+        first = self.states.find(OPEN)
+        while first >= 0:
+            rest = self.states[first:]
+            count = len(rest) - len(rest.lstrip(b"\0"))
+            yield first, count
+            first = self.states.find(OPEN, first + count)
+
+    def matches(self, first: int, keys: bytes, offsets: bytes) -> bool:
+        """Whether these are the keys and offsets that were planned from page `first` on."""
+        return self.keys.startswith(keys, first * KEY_BYTES) and self.offsets.startswith(
+            offsets, first * WORD
+        )
+
+    def __repr__(self) -> str:
+        return f"Plan({self.generation:#x}, part {self.part}, {self.open} of {len(self)} open)"

@@ -1,0 +1,194 @@
+"""A run: pages put together, with packed keys, packed locations and one access record.
+
+Columns are immutable bytes, 8 a page, little-endian: slices of them are what replies carry, and a
+change replaces a column. Generation 0 means absent. Knows nothing of trees, plans' lives or time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.ids import KEY_BYTES
+from master.packed import NO_WORD, WORD, index_of, words
+from master.plans import Plan
+from master.segments import Segment
+from master.wheel import NOWHERE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ONES: Final = tuple(b"\1" * count for count in range(limits.RUN_PAGES_MAX + 1))
+NEVER: Final = -1
+"""Version of a readable mask that was never made."""
+
+
+class Copy(msgspec.Struct, gc=False, eq=False):
+    """Where one part of a run's pages lies in one segment; some pages may be absent."""
+
+    part: int
+    segment: Segment
+    part_bytes: int
+    offsets: bytes
+    generations: bytes
+    checksums: bytes
+    absent: int
+    """Pages whose generation is 0."""
+
+    def piece(self, first: int, stop: int) -> Copy | None:
+        """A copy of pages [first, stop) alone; None when all of them are absent."""
+        a, b = first * WORD, stop * WORD
+        generations = self.generations[a:b]
+        absent = words(generations).count(0) if self.absent else 0
+        if absent == stop - first:
+            return None
+        columns = self.offsets[a:b], generations, self.checksums[a:b]
+        return Copy(self.part, self.segment, self.part_bytes, *columns, absent)
+
+    def fill(self, first: int, piece: Copy) -> None:
+        """Set the entries of absent pages from `first` on to those of `piece`, which has all."""
+        a, b = first * WORD, first * WORD + len(piece.offsets)
+        assert self.part_bytes == piece.part_bytes, (self.part_bytes, piece.part_bytes)
+        self.offsets = self.offsets[:a] + piece.offsets + self.offsets[b:]
+        self.generations = self.generations[:a] + piece.generations + self.generations[b:]
+        self.checksums = self.checksums[:a] + piece.checksums + self.checksums[b:]
+        self.absent -= len(piece.offsets) // WORD
+
+    def clear(self, page: int) -> None:
+        """Make one present page absent."""
+        a, b = page * WORD, (page + 1) * WORD
+        assert self.generations[a:b] != NO_WORD, page
+        self.generations = self.generations[:a] + NO_WORD + self.generations[b:]
+        self.absent += 1
+
+    def generation(self, page: int) -> int:
+        """Generation of one page, 0 when it is absent."""
+        return int.from_bytes(self.generations[page * WORD : (page + 1) * WORD], "little")
+
+    def offset(self, page: int) -> int:
+        """Payload offset of one page that is present."""
+        return int.from_bytes(self.offsets[page * WORD : (page + 1) * WORD], "little")
+
+    def present(self, first: int, stop: int) -> bytes:
+        """One byte a page of [first, stop): 1 where it is present."""
+        if not self.absent:
+            return b"\1" * (stop - first)
+        return bytes(map(bool, words(self.generations[first * WORD : stop * WORD])))
+
+
+class Run(msgspec.Struct, gc=False, eq=False):
+    """Consecutive pages of one namespace; children hang below the last one only."""
+
+    namespace: int
+    """Ordinal of the namespace."""
+    parent: bytes
+    """Key of the page before the first; that page need not be in the tree."""
+    keys: bytes
+    """Empty once the run is gone."""
+    ttl_s: float
+    created_s: float
+    expires_s: float
+    heat: float
+    """Score of the eviction policy."""
+    leased_until_s: float = 0.0
+    """When the last lease has ended and the margin is over (I9)."""
+    progress_s: float = 0.0
+    """When some part of some page was last planned or sealed."""
+    copies: tuple[Copy, ...] = ()
+    plans: tuple[Plan, ...] = ()
+    """Open plans that some page of this run is part of."""
+    bucket: int = NOWHERE
+    """Place in the expiry wheel."""
+    mask: bytes = b""
+    mask_version: int = NEVER
+
+    def __len__(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+    def key(self, page: int) -> bytes:
+        """Key of one page."""
+        return self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+
+    @property
+    def last_key(self) -> bytes:
+        """Key of the last page."""
+        return self.keys[-KEY_BYTES:]
+
+    def page_of(self, key: bytes) -> int:
+        """Position of `key`, which is in this run."""
+        page = index_of(self.keys, key)
+        assert page >= 0, key
+        return page
+
+    def copies_of(self, part: int) -> Iterator[Copy]:
+        """Every copy of `part`, whole or not."""
+        return (copy for copy in self.copies if copy.part == part)
+
+    def readable(self, parts: int, version: int) -> bytes:
+        """One byte a page: 1 where every one of `parts` parts can be read now (I3, I15).
+
+        `version` counts changes of segments' readability; the mask is kept until it changes.
+        """
+        if self.mask_version != version:
+            self.mask = self._mask(parts)
+            self.mask_version = version
+        return self.mask
+
+    def part_present(self, part: int) -> bytes:
+        """One byte a page: 1 where this part can be read now."""
+        return self._merged(c for c in self.copies_of(part) if c.segment.readable)
+
+    def _mask(self, parts: int) -> bytes:
+        pages = len(self)
+        if parts == 1:
+            return self.part_present(0)
+        merged = int.from_bytes(_ONES[pages], "little")
+        for part in range(parts):
+            merged &= int.from_bytes(self.part_present(part), "little")
+        return merged.to_bytes(pages, "little")
+
+    def _merged(self, copies: Iterator[Copy]) -> bytes:
+        pages = len(self)
+        merged = 0
+        for copy in copies:
+            if not copy.absent:
+                return _ONES[pages]
+            merged |= int.from_bytes(copy.present(0, pages), "little")
+        return merged.to_bytes(pages, "little")
+
+    def fill(self, first: int, piece: Copy) -> None:
+        """Note that pages from `first` on lie where `piece`, which lacks none, says."""
+        self.mask_version = NEVER
+        for copy in self.copies:
+            if copy.part == piece.part and copy.segment is piece.segment:
+                copy.fill(first, piece)
+                return
+        pages, count = len(self), len(piece.offsets) // WORD
+        if count != pages:
+            before, after = bytes(first * WORD), bytes((pages - first - count) * WORD)
+            piece.offsets = before + piece.offsets + after
+            piece.generations = before + piece.generations + after
+            piece.checksums = before + piece.checksums + after
+            piece.absent = pages - count
+        self.copies = (*self.copies, piece)
+
+    def clear(self, copy: Copy, page: int) -> None:
+        """Forget that `copy` holds this page; the copy itself goes with its last one."""
+        self.mask_version = NEVER
+        copy.clear(page)
+        if copy.absent == len(self):
+            self.copies = tuple(other for other in self.copies if other is not copy)
+
+    def piece_copies(self, first: int, stop: int) -> tuple[Copy, ...]:
+        """The copies of pages [first, stop) alone."""
+        pieces = (copy.piece(first, stop) for copy in self.copies)
+        return tuple(piece for piece in pieces if piece is not None)
+
+    def is_hole(self, page: int) -> bool:
+        """Whether no copy of this page is left, and no plan for it is open."""
+        if any(copy.generation(page) for copy in self.copies):
+            return False
+        key = self.key(page)
+        return not any(plan.is_open(key) for plan in self.plans)

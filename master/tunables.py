@@ -1,0 +1,49 @@
+"""What a deployment may set on the master's core, with the defaults of kvstore.limits."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import ConfigError
+
+
+class Tunables(msgspec.Struct, frozen=True):
+    """Times in seconds of the monotonic clock, fractions of a segment's capacity."""
+
+    cluster: str = "kvharbor"
+    lease_ttl_s: float = limits.LEASE_TTL_S
+    page_ttl_s: float = limits.PAGE_TTL_S
+    page_age_max_s: float = limits.PAGE_AGE_MAX_S
+    heartbeat_interval_s: float = limits.HEARTBEAT_INTERVAL_S
+    worker_lost_after_s: float = limits.WORKER_LOST_AFTER_S
+    segment_forget_s: float = limits.SEGMENT_FORGET_S
+    put_timeout_base_s: float = limits.PUT_TIMEOUT_BASE_S
+    put_bytes_per_s_min: int = limits.PUT_BYTES_PER_S_MIN
+    watermark_high: float = limits.WATERMARK_HIGH
+    watermark_low: float = limits.WATERMARK_LOW
+    quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
+    eviction: str = "lrfu"
+    placement: str = "most_free"
+
+    def put_timeout_s(self, put_bytes: int) -> float:
+        """How long a put of `put_bytes` may go without progress before its extents are fenced."""
+        return self.put_timeout_base_s + put_bytes / self.put_bytes_per_s_min
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where two settings contradict each other."""
+        if not 0 < self.lease_ttl_s <= limits.LEASE_TTL_MAX_S:
+            raise ConfigError(
+                f"lease_ttl_s: got {self.lease_ttl_s}, want more than 0 and at most "
+                f"{limits.LEASE_TTL_MAX_S}"
+            )
+        if not 0 < self.watermark_low < self.watermark_high <= 1:
+            raise ConfigError(
+                f"watermark_low, watermark_high: got {self.watermark_low}, "
+                f"{self.watermark_high}, want 0 < low < high <= 1"
+            )
+        if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
+            raise ConfigError(
+                f"worker_lost_after_s: got {self.worker_lost_after_s}, want more than twice "
+                f"heartbeat_interval_s ({self.heartbeat_interval_s})"
+            )
