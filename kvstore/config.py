@@ -24,6 +24,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError
+from kvstore.rpc.address import TcpAddress, parse_address
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 Table = Mapping[str, object]
@@ -40,6 +41,7 @@ SECRET_BYTES_MAX: Final = 4096
 CLUSTER_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 
 _SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+")
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     "ki": 1 << 10,
@@ -47,17 +49,6 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """A TCP address, written host:port. Port 0 asks the system for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """As it is written, IPv6 hosts in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):
@@ -91,15 +82,18 @@ def parse_size(value: object) -> SizeBytes:
     return SizeBytes(int(number * unit))
 
 
-def parse_endpoint(value: object) -> Endpoint:
-    """Host and port from text: 127.0.0.1:7700, [::1]:7700, name:0."""
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    plain = bool(host) and not set(host) & set("[]/ \t") and (bracketed or ":" not in host)
-    if not (colon and plain and _WHOLE.fullmatch(port) and int(port) < 1 << 16):
-        raise ValueError("host:port with a port of 0 to 65535")
-    return Endpoint(host, int(port))
+def parse_endpoint(value: object) -> TcpAddress:
+    """Host and port from text: 127.0.0.1:7700, [::1]:7700, name:0 (0 takes a free port)."""
+    want = "host:port with a port of 0 to 65535"
+    if not isinstance(value, str):
+        raise ValueError(want)
+    try:
+        address = parse_address(value)
+    except ValueError as error:
+        raise ValueError(want) from error
+    if not isinstance(address, TcpAddress) or not _HOST.fullmatch(address.host):
+        raise ValueError(want)
+    return address
 
 
 def parse_text(value: object) -> str:
@@ -164,7 +158,7 @@ def parse_seconds(value: object) -> Seconds:
 PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     SizeBytes: parse_size,
     Seconds: parse_seconds,
-    Endpoint: parse_endpoint,
+    TcpAddress: parse_endpoint,
     Path: parse_path,
     bool: parse_flag,
     int: parse_integer,

@@ -10,7 +10,6 @@ import pytest
 
 from kvstore.config import (
     ClusterConfig,
-    Endpoint,
     Seconds,
     SizeBytes,
     Sources,
@@ -21,21 +20,22 @@ from kvstore.config import (
     read_secret,
 )
 from kvstore.errors import BadValue, ConfigError
+from kvstore.rpc.address import TcpAddress
 
 
 class Sample(msgspec.Struct, frozen=True):
     """A section with a field of each kind."""
 
     data_dir: Path
-    listen: Endpoint = Endpoint("127.0.0.1", 7700)
-    admin: Endpoint | None = Endpoint("127.0.0.1", 7701)
+    listen: TcpAddress = TcpAddress("127.0.0.1", 7700)
+    admin: TcpAddress | None = TcpAddress("127.0.0.1", 7701)
     dram: SizeBytes = SizeBytes(1 << 30)
     lease_ttl_s: Seconds = Seconds(10.0)
     low: float = 0.5
     high: float = 0.9
     count: int = 3
     prefault: bool = True
-    masters: tuple[Endpoint, ...] = ()
+    masters: tuple[TcpAddress, ...] = ()
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -80,7 +80,7 @@ def test_every_kind_of_value_is_read_from_a_file(tmp_path: Path) -> None:
     tables = read_file(file, ("sample", "other"))
     assert Sources(file, tables).section(Sample, "sample") == Sample(
         data_dir=Path("/var/lib/k"),
-        listen=Endpoint("::1", 0),
+        listen=TcpAddress("::1", 0),
         admin=None,
         dram=SizeBytes(3 << 29),
         lease_ttl_s=Seconds(2.0),
@@ -88,7 +88,7 @@ def test_every_kind_of_value_is_read_from_a_file(tmp_path: Path) -> None:
         high=1.5,
         count=7,
         prefault=False,
-        masters=(Endpoint("a", 1), Endpoint("b", 2)),
+        masters=(TcpAddress("a", 1), TcpAddress("b", 2)),
     )
 
 
@@ -105,7 +105,7 @@ def test_every_kind_of_value_is_read_from_text() -> None:
         }
     )
     assert (read.count, read.prefault, read.high, read.admin) == (12, False, 0.75, None)
-    assert read.masters == (Endpoint("a", 1), Endpoint("b", 2))
+    assert read.masters == (TcpAddress("a", 1), TcpAddress("b", 2))
 
 
 def test_option_beats_environment_beats_file() -> None:
@@ -143,7 +143,8 @@ def test_endpoints_are_written_as_they_are_read(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", ":1", "h", "h:", "h:x", "h:-1", "h:65536", "h:1:2", "::1:80", "[]:1", "[h:1", "h]:1", 80,
-     "h:٣", "a b:1", "http://h:1", "h:" + "1" * 5000],
+     "h:٣", "a b:1", "http://h:1", "h:" + "1" * 5000,
+     "unix:/tmp/x", "unix:1"],
 )  # fmt: skip
 def test_bad_endpoints(text: object) -> None:
     with pytest.raises(ValueError, match="host:port"):

@@ -1,0 +1,67 @@
+"""Section [master] of the configuration, and what of it the core is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from kvstore import limits
+from kvstore.config import Seconds, default_data_dir
+from kvstore.errors import BadValue
+from kvstore.rpc.address import TcpAddress
+from master.tunables import Tunables
+
+
+def _data_dir() -> Path:
+    return default_data_dir(os.environ)
+
+
+class MasterConfig(msgspec.Struct, frozen=True):
+    """Where a master listens and keeps its metadata, and the rhythm of the cluster."""
+
+    data_dir: Path = msgspec.field(default_factory=_data_dir)
+    listen: TcpAddress = TcpAddress("127.0.0.1", limits.MASTER_PORT)
+    admin: TcpAddress | None = TcpAddress("127.0.0.1", limits.MASTER_ADMIN_PORT)
+    """Serves /health, /status and /metrics over HTTP, without authentication."""
+    lease_ttl_s: Seconds = Seconds(limits.LEASE_TTL_S)
+    page_ttl_s: Seconds = Seconds(limits.PAGE_TTL_S)
+    page_age_max_s: Seconds = Seconds(limits.PAGE_AGE_MAX_S)
+    heartbeat_interval_s: Seconds = Seconds(limits.HEARTBEAT_INTERVAL_S)
+    worker_lost_after_s: Seconds = Seconds(limits.WORKER_LOST_AFTER_S)
+    segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
+    watermark_high: float = limits.WATERMARK_HIGH
+    watermark_low: float = limits.WATERMARK_LOW
+
+    def __post_init__(self) -> None:
+        """Raise BadValue where a bound is passed or two values contradict each other."""
+        if self.lease_ttl_s > limits.LEASE_TTL_MAX_S:
+            raise BadValue("lease_ttl_s", self.lease_ttl_s, f"at most {limits.LEASE_TTL_MAX_S}")
+        if self.lease_ttl_s <= limits.LEASE_MARGIN_S:
+            raise BadValue("lease_ttl_s", self.lease_ttl_s, f"more than {limits.LEASE_MARGIN_S}")
+        if not limits.PAGE_TTL_MIN_S <= self.page_ttl_s <= limits.PAGE_TTL_MAX_S:
+            bounds = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
+            raise BadValue("page_ttl_s", self.page_ttl_s, bounds)
+        if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
+            least = f"more than twice heartbeat_interval_s ({self.heartbeat_interval_s})"
+            raise BadValue("worker_lost_after_s", self.worker_lost_after_s, least)
+        if not 0 < self.watermark_high <= 1:
+            raise BadValue("watermark_high", self.watermark_high, "more than 0, at most 1")
+        if not 0 < self.watermark_low < self.watermark_high:
+            most = f"more than 0, less than watermark_high ({self.watermark_high})"
+            raise BadValue("watermark_low", self.watermark_low, most)
+
+    def tunables(self, cluster: str) -> Tunables:
+        """What the core of a master of `cluster` is told."""
+        return Tunables(
+            cluster=cluster,
+            lease_ttl_s=self.lease_ttl_s,
+            page_ttl_s=self.page_ttl_s,
+            page_age_max_s=self.page_age_max_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            worker_lost_after_s=self.worker_lost_after_s,
+            segment_forget_s=self.segment_forget_s,
+            watermark_high=self.watermark_high,
+            watermark_low=self.watermark_low,
+        )

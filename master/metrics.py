@@ -1,0 +1,181 @@
+"""What a master counts about itself, and its Prometheus form. Owns the metrics' names.
+
+The shell counts in plain integers; Prometheus families are made when somebody asks, from those
+and from one Status. No tenant, key or name of a client becomes a label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
+
+    from kvstore.wire.messages.reads import Status
+
+CONTENT_TYPE: Final = "text/plain"
+LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
+"""Invariant I27: nothing in the loop over 50 ms."""
+SEGMENT_STATES: Final = ("free", "reserved", "sealed", "retired", "quarantined")
+
+
+class Tally(msgspec.Struct, gc=False):
+    """How often something was done and how long that took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+class LagHistogram:
+    """How late the event loop ran what was due."""
+
+    def __init__(self) -> None:
+        """Start without observations."""
+        self._counts = [0] * (len(LAG_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+        self.worst_s = 0.0
+
+    def note(self, lag_s: float) -> None:
+        """Add one observation."""
+        lag_s = max(0.0, lag_s)
+        place = sum(lag_s > bound for bound in LAG_BOUNDS_S)
+        self._counts[place] += 1
+        self.sum_s += lag_s
+        self.worst_s = max(self.worst_s, lag_s)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), as Prometheus wants them."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*LAG_BOUNDS_S, float("inf")), self._counts, strict=True):
+            total += count
+            found.append(("+Inf" if bound == float("inf") else repr(bound), total))
+        return found
+
+
+class ShellCounts:
+    """What the shell counts beside the core's own counters."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.requests: dict[str, Tally] = {}
+        """By message type; the time is that of the core and of sending."""
+        self.commands_failed = 0
+        self.lag = LagHistogram()
+        self.persist_pending = 0
+        self.persist_writes = 0
+        self.persist_failures = 0
+        self.is_persisting = True
+
+    def note_request(self, kind: str, seconds: float) -> None:
+        """Count one request that was handled in `seconds`."""
+        tally = self.requests.get(kind)
+        if tally is None:
+            tally = self.requests[kind] = Tally()
+        tally.count += 1
+        tally.seconds += seconds
+
+
+class MasterCollector(Collector):
+    """Makes the families from what `look` returns at the moment of the scrape."""
+
+    def __init__(self, look: Callable[[], tuple[Status, ShellCounts]]) -> None:
+        """Ask `look` at every scrape."""
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of a master."""
+        status, counts = self._look()
+        yield from _pool(status)
+        yield from _segments(status)
+        yield from _shell(counts)
+
+
+def exposition(look: Callable[[], tuple[Status, ShellCounts]]) -> bytes:
+    """The text that a Prometheus server scrapes."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MasterCollector(look))
+    return generate_latest(registry)
+
+
+def _pool(status: Status) -> Iterator[Metric]:
+    gauges = {
+        "epoch": ("Leadership number of this master.", status.epoch),
+        "uptime_seconds": ("Time since this master's start.", status.uptime_s),
+        "pages": ("Pages in the directory.", status.pages),
+        "runs": ("Runs that hold them.", status.runs),
+        "namespaces": ("Namespaces known.", status.namespaces),
+        "sessions": ("Open sessions.", status.sessions),
+        "open_plans": ("Put plans in progress.", status.open_plans),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(f"kvharbor_master_{name}", text, value=value)
+    workers = GaugeMetricFamily("kvharbor_workers", "Workers by state.", labels=["state"])
+    for state in ("joining", "live", "lost"):
+        count = sum(worker.state == state for worker in status.workers)
+        workers.add_metric([state], count)
+    yield workers
+    counters = CounterMetricFamily(
+        "kvharbor_master_events", "What the core counted, by kind.", labels=["kind"]
+    )
+    for kind, value in sorted(status.counters.items()):
+        counters.add_metric([kind], value)
+    yield counters
+
+
+def _segments(status: Status) -> Iterator[Metric]:
+    labels = ["segment", "worker", "tier"]
+    capacity = GaugeMetricFamily(
+        "kvharbor_segment_capacity_bytes", "What a segment can hold.", labels=labels
+    )
+    held = GaugeMetricFamily(
+        "kvharbor_segment_bytes", "Bytes of a segment by state.", labels=[*labels, "state"]
+    )
+    for segment in status.segments:
+        names = [segment.segment, segment.worker, segment.tier]
+        capacity.add_metric(names, segment.capacity_bytes)
+        for state in SEGMENT_STATES:
+            held.add_metric([*names, state], getattr(segment, f"{state}_bytes"))
+    yield capacity
+    yield held
+
+
+def _shell(counts: ShellCounts) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "kvharbor_master_requests", "Requests handled.", labels=["message"]
+    )
+    seconds = CounterMetricFamily(
+        "kvharbor_master_request_seconds", "Time spent handling them.", labels=["message"]
+    )
+    for kind, tally in sorted(counts.requests.items()):
+        requests.add_metric([kind], tally.count)
+        seconds.add_metric([kind], tally.seconds)
+    yield requests
+    yield seconds
+    yield CounterMetricFamily(
+        "kvharbor_master_commands_failed",
+        "Commands that a worker did not carry out.",
+        value=counts.commands_failed,
+    )
+    lag = HistogramMetricFamily(
+        "kvharbor_master_loop_lag_seconds", "How late the event loop ran what was due."
+    )
+    lag.add_metric([], counts.lag.cumulative(), counts.lag.sum_s)
+    yield lag
+    yield GaugeMetricFamily(
+        "kvharbor_master_persist_pending", "Durable writes waiting.", value=counts.persist_pending
+    )
+    yield CounterMetricFamily(
+        "kvharbor_master_persist_writes", "Durable writes done.", value=counts.persist_writes
+    )
+    yield CounterMetricFamily(
+        "kvharbor_master_persist_failures", "Tries to write that failed.",
+        value=counts.persist_failures,
+    )  # fmt: skip
