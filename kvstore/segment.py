@@ -16,7 +16,7 @@ record area of its first frame. The record area is sparse: only tables in use ta
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
@@ -25,6 +25,9 @@ from kvstore import limits
 from kvstore.errors import BadValue, CorruptPage
 from kvstore.ids import Incarnation, SegmentId
 from kvstore.record import RECORD_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HEADER_BYTES: Final = 4096
 PAYLOAD_ALIGN: Final = 2 * limits.MIB
@@ -98,6 +101,17 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True):
         slot = (offset - start) // size_class
         table = start // self.frame_bytes * self.records_per_frame
         return HEADER_BYTES + (table + slot) * RECORD_BYTES
+
+    def record_offsets(self, offsets: Iterable[int], size_class: int) -> list[int]:
+        """`record_offset` of many extents of one class; what readers pay for every page."""
+        span, frame_bytes = self.chunk_span(size_class), self.frame_bytes
+        table_records = self.records_per_frame
+        return [
+            HEADER_BYTES
+            + RECORD_BYTES * (offset // span * span // frame_bytes * table_records
+                              + offset % span // size_class)
+            for offset in offsets
+        ]  # fmt: skip
 
     def table_range(self, chunk_start: int, size_class: int) -> tuple[int, int]:
         """(file offset, bytes) of the record table of the chunk at payload offset `chunk_start`."""
