@@ -1,0 +1,197 @@
+"""The record tables of one mapped segment: written, read, and taken over at a start.
+
+Owns the bytes of the record area. A FREE record is all zeros, so that a chunk which was cut anew
+finds no trace of the old. Who may write what and when is `workers.state`'s to decide.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import BadValue, CorruptPage
+from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
+from kvstore.segment import HEADER_BYTES, size_class_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvstore.ids import Incarnation
+    from kvstore.record import RecordBatch
+    from kvstore.segment import Geometry
+    from workers.events import Stretch
+
+ZEROS: Final = bytes(RECORD_BYTES)
+
+
+class Found(msgspec.Struct):
+    """What a start found in a segment's record tables."""
+
+    adopted: list[Record]
+    """Proven SEALED, in the segment's new life; they do not overlap."""
+    unfinished: int = 0
+    """RESERVED: their pull did not end."""
+    removed: int = 0
+    damaged: int = 0
+    """With a wrong checksum, at a wrong place, or in each other's way."""
+
+
+class RecordTable:
+    """Records by slot. `view` is the whole mapped file; offsets are of the payload area."""
+
+    def __init__(self, fd: int, view: memoryview, geometry: Geometry) -> None:
+        """Use a mapped segment file and its descriptor, which both stay the caller's."""
+        self._fd = fd
+        self._view = view
+        self._geometry = geometry
+        self._allocated: set[int] = set()
+        """Record tables, by file offset, whose memory is certain to be there."""
+
+    def read(self, offset: int, size_class: int) -> memoryview:
+        """The RECORD_BYTES of one extent's record, as they are at this moment."""
+        at = self._geometry.record_offset(offset, size_class)
+        return self._view[at : at + RECORD_BYTES]
+
+    def require(self, stretch: Stretch, size_class: int) -> None:
+        """Have memory for a chunk's table. OSError (ENOSPC) where there is none.
+
+        Without this a full /dev/shm would kill the process at the first write.
+        """
+        at, length = self._geometry.table_range(stretch.chunk_start, size_class)
+        if at not in self._allocated:
+            os.posix_fallocate(self._fd, at, length)
+            self._allocated.add(at)
+
+    def write(
+        self, stretch: Stretch, size_class: int, batch: RecordBatch, start: int, stop: int
+    ) -> None:
+        """Write records [start, stop) of a batch to the first slots of the stretch."""
+        at = self._geometry.record_offset(stretch.offset, size_class)
+        self._view[at : at + (stop - start) * RECORD_BYTES] = batch.packed(start, stop)
+
+    def write_free(self, stretch: Stretch, size_class: int) -> None:
+        """Make a stretch's records FREE."""
+        at = self._geometry.record_offset(stretch.offset, size_class)
+        self._view[at : at + stretch.count * RECORD_BYTES] = ZEROS * stretch.count
+
+    def write_removed(self, stretch: Stretch, size_class: int) -> None:
+        """Make a stretch's records REMOVED; a damaged one becomes FREE, which serves as well."""
+        for i in range(stretch.count):
+            offset = stretch.offset + i * size_class
+            place = self.read(offset, size_class)
+            try:
+                record = unpack_record(place)
+            except CorruptPage:
+                record = None
+            removed = RecordState.REMOVED
+            place[:] = (
+                ZEROS
+                if record is None
+                else pack_record(msgspec.structs.replace(record, state=removed))
+            )
+
+    def rows(self, chunk_start: int, size_class: int) -> bytes:
+        """The records of a chunk that are not FREE, RECORD_BYTES each, in slot order."""
+        at, length = self._geometry.table_range(chunk_start, size_class)
+        table = bytes(self._view[at : at + length])
+        return b"".join(row for row in _rows(table) if row != ZEROS)
+
+    def take_over(self, known: Incarnation, new: Incarnation) -> Found:
+        """Bring every record into the life `new`, or make it FREE; `known` is the last life.
+
+        Proof for re-adoption is the record's own checksum, its place and state SEALED; payloads
+        are verified by readers. Safe to repeat after a kill in the middle.
+        """
+        found = Found([])
+        proven: dict[tuple[int, int], list[Record]] = {}
+        for at, record in self._records(found):
+            if record is None or not self._is_in_place(record, at) or record.incarnation > known:
+                found.damaged += 1
+            elif record.state is RecordState.SEALED:
+                start = self._geometry.chunk_start(record.offset, record.size_class)
+                proven.setdefault((start, record.size_class), []).append(record)
+            elif record.state is RecordState.RESERVED:
+                found.unfinished += 1
+            else:
+                found.removed += 1
+        for records in self._not_overlapping(proven, found):
+            found.adopted += [msgspec.structs.replace(each, incarnation=new) for each in records]
+        self._rewrite(found.adopted)
+        return found
+
+    def _records(self, found: Found) -> Iterator[tuple[int, Record | None]]:
+        """(file offset, record or None for a damaged one) of all that are not FREE."""
+        for start in self._tables_in_use():
+            length = self._geometry.records_per_frame * RECORD_BYTES
+            table = os.pread(self._fd, length, start)
+            for slot, row in enumerate(_rows(table)):
+                if row == ZEROS:
+                    continue
+                try:
+                    record = unpack_record(row)
+                except CorruptPage:
+                    record = None
+                yield start + slot * RECORD_BYTES, record
+
+    def _tables_in_use(self) -> Iterator[int]:
+        """File offsets of the frames' record tables that were ever written; the rest are holes."""
+        length = self._geometry.records_per_frame * RECORD_BYTES
+        end = HEADER_BYTES + self._geometry.frames * length
+        at = HEADER_BYTES
+        while at < end:
+            try:
+                data = max(at, os.lseek(self._fd, at, os.SEEK_DATA))
+            except OSError:  # ENXIO: nothing but holes from here on
+                return
+            if data >= end:
+                return
+            start = data - (data - HEADER_BYTES) % length
+            yield start
+            at = start + length
+
+    def _is_in_place(self, record: Record, at: int) -> bool:
+        """Whether the record lies where it says, and can be of an extent of this segment."""
+        size_class = record.size_class
+        if size_class <= 0 or size_class_of(record.payload_bytes) != size_class:
+            return False
+        try:
+            self._geometry.check_extent(record.offset, size_class)
+        except BadValue:
+            return False
+        return self._geometry.record_offset(record.offset, size_class) == at
+
+    def _not_overlapping(
+        self, proven: dict[tuple[int, int], list[Record]], found: Found
+    ) -> Iterator[list[Record]]:
+        """Chunks of records; of two that share frames, the one with the newest record."""
+        taken: set[int] = set()
+        newest = sorted(
+            proven.items(), key=lambda item: max(r.generation for r in item[1]), reverse=True
+        )
+        for (start, size_class), records in newest:
+            first = start // self._geometry.frame_bytes
+            frames = set(range(first, first + self._geometry.chunk_frames(size_class)))
+            if frames & taken:
+                found.damaged += len(records)
+                continue
+            taken |= frames
+            yield records
+
+    def _rewrite(self, adopted: Iterable[Record]) -> None:
+        """Leave these records, in their new life, and nothing else in any table."""
+        kept = {self._geometry.record_offset(r.offset, r.size_class): r for r in adopted}
+        for start in list(self._tables_in_use()):
+            length = self._geometry.records_per_frame * RECORD_BYTES
+            for slot, row in enumerate(_rows(os.pread(self._fd, length, start))):
+                at = start + slot * RECORD_BYTES
+                record = kept.get(at)
+                if record is not None:
+                    self._view[at : at + RECORD_BYTES] = pack_record(record)
+                elif row != ZEROS:
+                    self._view[at : at + RECORD_BYTES] = ZEROS
+
+
+def _rows(table: bytes) -> Iterator[bytes]:
+    return (table[at : at + RECORD_BYTES] for at in range(0, len(table), RECORD_BYTES))

@@ -1,0 +1,1 @@
+"""The media that hold segments: one file a medium."""
