@@ -163,6 +163,11 @@ class EngineChild:
                 self._server = self._serve()
             return EngineFound(self._server.peer, self._addresses[segment])
 
+    @property
+    def server_pid(self) -> int:
+        """The process that serves now."""
+        return self._server.child_pid
+
     def pull(self) -> EngineCopy:
         """A pull that can be run once and cancelled at any time, before that too."""
         return EngineCopy(self._pullers)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvstore.wire.messages import hello, membership, namespaces, puts, reads, transfers
+from kvstore.wire.messages import engine, hello, membership, namespaces, puts, reads, transfers
 from kvstore.wire.messages.base import Message, tag_of
 
-CONVERSATIONS: Final = (hello, namespaces, puts, reads, membership, transfers)
+CONVERSATIONS: Final = (hello, namespaces, puts, reads, membership, transfers, engine)
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()
 """Tags of messages that are gone; never to be used again."""

@@ -82,3 +82,20 @@ class RecordsChecked(Message, frozen=True, tag=120):
     """One Outcome byte a page."""
 
     outcomes: bytes
+
+
+class FindEngine(Message, frozen=True, tag=121):
+    """Client to worker: where does its transfer engine serve this segment? -> EngineFound.
+
+    Asked of the worker itself, which can prove who it is; the engine cannot.
+    """
+
+    segment: str
+    incarnation: int
+
+
+class EngineFound(Message, frozen=True, tag=122):
+    """Worker to client: the engine's name (host:port), and the address of payload offset 0."""
+
+    peer: str
+    address: int
