@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from array import array
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -26,6 +25,7 @@ from workers.engine_child import EngineChild, EngineSegment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
 
