@@ -1,0 +1,245 @@
+"""The shell around the master's core: sockets in, events to the core, its actions out.
+
+Owns sessions, timers, commands under way and the queue of durable writes; decides nothing. Each
+event is handled and its actions are carried out in one step of the loop, so the core never sees
+half of one. Must not look into the core's state but by what it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
+
+from kvstore import limits
+from kvstore.errors import KVStoreError, Unavailable
+from kvstore.rpc.identity import SESSION_BYTES, Role
+from kvstore.rpc.server import Server
+from kvstore.wire.messages.reads import GetStatus, Status
+from master.events import (
+    CloseSession,
+    Command,
+    CommandAnswered,
+    Persist,
+    Persisted,
+    Reply,
+    Request,
+    SessionClosed,
+    SessionId,
+    SessionOpened,
+    Tick,
+)
+from master.metrics import ShellCounts
+from master.persistence import Persistence
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvstore.clock import Clock
+    from kvstore.coordination.metadata_store import MetadataStore
+    from kvstore.rpc.identity import ListenerIdentity
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.hello import Hello
+    from master.events import Action, CommandId, Event, TicketId
+
+INSIDE: Final = SessionId(0)
+"""The session in which this process itself asks its core."""
+LAG_PROBE_S: Final = 0.1
+DRAIN_TIMEOUT_S: Final = 2.0
+
+_LOG = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the shell needs of the master's state machine."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event in; what is to be done about it, in order."""
+        ...
+
+    def next_wakeup(self, now: float) -> float:
+        """When a Tick is due at the latest, on the clock of `now`; infinity for never."""
+        ...
+
+
+class MasterService:
+    """One master at work. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        state: Core,
+        listener: ListenerIdentity,
+        store: MetadataStore,
+        clock: Clock,
+    ) -> None:
+        """`store` is open in the epoch that `state` and `listener` were made with."""
+        self._state = state
+        self._clock = clock
+        self._server = Server(listener, self._opened, self._requested, self._closed)
+        self._persistence = Persistence(store, self._persisted)
+        self._session_ids = itertools.count(INSIDE + 1)
+        self._peers: dict[SessionId, Peer] = {}
+        self._sessions: dict[Peer, SessionId] = {}
+        self._commands: set[asyncio.Task[None]] = set()
+        self._inside: list[Message] = []
+        """Answers to what this process asked itself."""
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        """Done once this master has to end: with a result when asked to, else with the reason."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at_s = math.inf
+        self._counts = ShellCounts()
+        self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
+
+    async def listen(self, address: str) -> str:
+        """Accept connections at this address; the address with its real port."""
+        return await self._server.listen(address)
+
+    def stop(self) -> None:
+        """Make `run` return soon."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def run(self) -> None:
+        """Serve until `stop`; then end the sessions and store what is left to store.
+
+        StaleEpoch when another master has taken over; anything else that is raised is our bug.
+        """
+        tasks = [
+            asyncio.create_task(self._guarded(self._persistence.run)),
+            asyncio.create_task(self._guarded(self._measure_lag)),
+        ]
+        try:
+            await self._end
+            await self._server.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    await self._persistence.drain()
+        finally:
+            await self._server.close()
+            if self._alarm is not None:
+                self._alarm.cancel()
+            tasks.extend(self._commands)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look(self) -> tuple[Status, ShellCounts]:
+        """The pool, and what this shell counted, at this moment."""
+        self._feed(Request(INSIDE, 0, GetStatus()))
+        answer = self._inside.pop()
+        assert isinstance(answer, Status), answer
+        counts, persistence = self._counts, self._persistence
+        counts.persist_pending = persistence.pending
+        counts.persist_writes = persistence.writes
+        counts.persist_failures = persistence.failures
+        counts.is_persisting = persistence.failing is None
+        return answer, counts
+
+    # What the sockets tell.
+
+    def _opened(self, peer: Peer, hello: Hello) -> None:
+        session = SessionId(next(self._session_ids))
+        self._peers[session] = peer
+        self._sessions[peer] = session
+        self._feed(SessionOpened(session, hello.role, hello.tenant, hello.name, hello.session))
+
+    def _requested(self, peer: Peer, request_id: int, message: Message) -> None:
+        began_s = self._clock.now_s()
+        self._feed(Request(self._sessions[peer], request_id, message))
+        self._counts.note_request(type(message).__name__, self._clock.now_s() - began_s)
+
+    def _closed(self, peer: Peer) -> None:
+        session = self._sessions.pop(peer)
+        del self._peers[session]
+        self._feed(SessionClosed(session))
+
+    def _persisted(self, ticket: TicketId) -> None:
+        self._feed(Persisted(ticket))
+
+    # Events in, actions out.
+
+    def _feed(self, event: Event) -> None:
+        """Let the core handle an event, carry its actions out, set the alarm anew."""
+        if self._is_broken():
+            return
+        now = self._clock.now_s()
+        try:
+            for action in self._state.handle(event, now):
+                self._carry_out(action)
+            self._set_alarm(self._state.next_wakeup(now), now)
+        except Exception as error:  # a bug in the core must end the master, not one connection
+            self._break(error)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Reply(session, request_id, message):
+                self._reply(session, request_id, message)
+            case Command(command, session, message):
+                task = self._loop.create_task(self._ask(command, self._peers.get(session), message))
+                self._commands.add(task)
+                task.add_done_callback(self._commands.discard)
+            case Persist():
+                self._persistence.submit(action)
+            case CloseSession(session):
+                if (peer := self._peers.get(session)) is not None:
+                    peer.close(Unavailable("the master ended this session"))
+            case _:
+                assert_never(action)
+
+    def _reply(self, session: SessionId, request_id: int, message: Message) -> None:
+        if session == INSIDE:
+            self._inside.append(message)
+        elif (peer := self._peers.get(session)) is not None:
+            peer.reply(request_id, message)
+
+    async def _ask(self, command: CommandId, peer: Peer | None, message: Message) -> None:
+        """Send a command; feed its answer back, or None when there will be none."""
+        answer: Message | None = None
+        if peer is not None:
+            try:
+                answer = await peer.call(message, limits.CALL_TIMEOUT_S)
+            except KVStoreError as error:
+                self._counts.commands_failed += 1
+                _LOG.warning("%s was not carried out: %s", type(message).__name__, error)
+        self._feed(CommandAnswered(command, answer))
+
+    def _set_alarm(self, at_s: float, now: float) -> None:
+        """See to a Tick at `at_s`. An alarm that is set earlier may stay: a Tick does no harm."""
+        if at_s >= self._alarm_at_s:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at_s = at_s
+        self._alarm = self._loop.call_later(max(0.0, at_s - now), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._alarm_at_s = math.inf
+        self._feed(Tick())
+
+    async def _measure_lag(self) -> None:
+        """Note again and again how late the loop runs what is due (I27)."""
+        while True:
+            due_s = self._clock.now_s() + LAG_PROBE_S
+            await asyncio.sleep(LAG_PROBE_S)
+            self._counts.lag.note(self._clock.now_s() - due_s)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # whatever it is, the master ends and `run` raises it
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+        else:
+            _LOG.error("while ending: %r", error)
+
+    def _is_broken(self) -> bool:
+        return self._end.done() and not self._end.cancelled() and self._end.exception() is not None

@@ -1,0 +1,320 @@
+"""The master's shell over real sockets around a scripted core: who gets told what, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.clock import SystemClock
+from kvstore.errors import InvariantBroken, StaleEpoch, Unavailable
+from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.rpc.server import dial_peer
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.membership import Heartbeat, HeartbeatNoted
+from kvstore.wire.messages.reads import GetStatus, Probe, Probed, Status
+from master import events
+from master.service import INSIDE, MasterService
+from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+
+STATUS = Status("test", 1, 0.0, 3, 1, 1, 1, 0, (), (), {"hits": 7})
+PROBE = Probe(bytes(32), bytes(32))
+
+
+class ScriptedCore:
+    """Remembers every event and answers by a function that the test gives."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+        self.wakeup_s = math.inf
+        self.answer: Callable[[events.Event], list[events.Action]] = lambda _: []
+        self.seen = asyncio.Event()
+
+    def handle(self, event: events.Event, now: float) -> list[events.Action]:
+        assert now > 0
+        self.events.append(event)
+        self.seen.set()
+        match event:
+            case events.Request(session, request_id, GetStatus()):
+                return [events.Reply(session, request_id, STATUS)]
+        return self.answer(event)
+
+    def next_wakeup(self, now: float) -> float:
+        del now
+        return self.wakeup_s
+
+    async def until(self, kind: type[events.Event], count: int = 1) -> list[events.Event]:
+        """Wait for that many events of a kind."""
+        async with asyncio.timeout(10):
+            while True:
+                found = [event for event in self.events if isinstance(event, kind)]
+                if len(found) >= count:
+                    return found
+                self.seen.clear()
+                await self.seen.wait()
+
+
+class Bench:
+    """A service around a scripted core, running in the test's loop, and a way to dial it."""
+
+    def __init__(self) -> None:
+        self.disk = MetadataDisk()
+        self.core = ScriptedCore()
+        self.store = FakeMetadataStore(self.disk)
+        listener = ListenerIdentity("test", epoch=1)
+        self.service = MasterService(self.core, listener, self.store, SystemClock())
+        self.address = ""
+        self.commands: list[Message] = []
+        self.command_answer: Message | None = Done()
+        self.lost = asyncio.Event()
+        """Some dialled connection has ended."""
+
+    async def dial(self, role: Role = Role.ENGINE) -> Peer:
+        return await dial_peer(
+            self.address, Identity(role, name="n"), self._command, lambda _: self.lost.set()
+        )
+
+    def _command(self, peer: Peer, request_id: int, message: Message) -> None:
+        self.commands.append(message)
+        if self.command_answer is None:
+            peer.close()
+        else:
+            peer.reply(request_id, self.command_answer)
+
+
+def run(use: Callable[[Bench], Awaitable[None]]) -> Bench:
+    """Run the service while `use` works with it, then stop it; raises what the service raises."""
+
+    async def life() -> Bench:
+        bench = Bench()
+        await bench.store.open()
+        bench.address = await bench.service.listen("127.0.0.1:0")
+        running = asyncio.create_task(bench.service.run())
+        try:
+            await use(bench)
+            bench.service.stop()
+        finally:
+            async with asyncio.timeout(10):
+                await running
+        return bench
+
+    return asyncio.run(life())
+
+
+def test_a_session_lives_from_greeting_to_close() -> None:
+    async def use(bench: Bench) -> None:
+        first, second = await bench.dial(), await bench.dial(Role.WORKER)
+        first.close()
+        (closed,) = await bench.core.until(events.SessionClosed)
+        _, opened, other = await bench.core.until(events.SessionOpened)
+        assert isinstance(opened, events.SessionOpened)
+        assert isinstance(other, events.SessionOpened)
+        assert (opened.role, opened.tenant, opened.name) == ("engine", "default", "n")
+        assert other.role == "worker"
+        assert closed == events.SessionClosed(opened.session)
+        assert opened.session != other.session != INSIDE
+        second.close()
+
+    run(use)
+
+
+def test_a_request_is_answered_now_or_later() -> None:
+    async def use(bench: Bench) -> None:
+        held: list[events.Request] = []
+
+        def answer(event: events.Event) -> list[events.Action]:
+            if isinstance(event, events.Request):
+                held.append(event)
+                if len(held) == 2:
+                    return [
+                        events.Reply(each.session, each.request_id, Probed(bytes([number])))
+                        for number, each in enumerate(held)
+                    ]
+            return []
+
+        bench.core.answer = answer
+        peer = await bench.dial()
+        answers = await asyncio.gather(peer.call(PROBE, 5), peer.call(PROBE, 5))
+        assert list(answers) == [Probed(b"\0"), Probed(b"\1")]
+        _, counts = bench.service.look()
+        assert counts.requests["Probe"].count == 2
+
+    run(use)
+
+
+def test_an_answer_to_a_session_that_has_gone_is_no_error() -> None:
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            if isinstance(event, events.SessionClosed):
+                return [
+                    events.Reply(event.session, 1, Done()),
+                    events.CloseSession(event.session),
+                ]
+            return []
+
+        bench.core.answer = answer
+        (await bench.dial()).close()
+        await bench.core.until(events.SessionClosed)
+
+    run(use)
+
+
+async def command_from(bench: Bench) -> events.CommandAnswered:
+    """Let the core send a command to a worker when it is asked for a heartbeat."""
+
+    def answer(event: events.Event) -> list[events.Action]:
+        match event:
+            case events.Request(session, request_id, Heartbeat()):
+                return [
+                    events.Command(events.CommandId(5), session, PROBE),
+                    events.Reply(session, request_id, HeartbeatNoted(1, known=True)),
+                ]
+        return []
+
+    bench.core.answer = answer
+    worker = await bench.dial(Role.WORKER)
+    await worker.call(Heartbeat("w", 1, 0, 0), 5)
+    (answered,) = await bench.core.until(events.CommandAnswered)
+    worker.close()
+    assert isinstance(answered, events.CommandAnswered)
+    return answered
+
+
+def test_a_command_brings_its_answer_back() -> None:
+    async def use(bench: Bench) -> None:
+        answered = await command_from(bench)
+        assert answered == events.CommandAnswered(events.CommandId(5), Done())
+        assert bench.commands == [PROBE]
+
+    run(use)
+
+
+def test_a_command_without_answer_brings_none() -> None:
+    async def use(bench: Bench) -> None:
+        bench.command_answer = None
+        answered = await command_from(bench)
+        assert answered.reply is None
+        assert bench.service.look()[1].commands_failed == 1
+
+    run(use)
+
+
+def test_a_command_to_a_session_that_has_gone_brings_none() -> None:
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            if isinstance(event, events.SessionClosed):
+                return [events.Command(events.CommandId(1), event.session, PROBE)]
+            return []
+
+        bench.core.answer = answer
+        (await bench.dial()).close()
+        (answered,) = await bench.core.until(events.CommandAnswered)
+        assert answered == events.CommandAnswered(events.CommandId(1), None)
+
+    run(use)
+
+
+def test_the_core_can_end_a_session() -> None:
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            match event:
+                case events.Request(session):
+                    return [events.CloseSession(session)]
+            return []
+
+        bench.core.answer = answer
+        peer = await bench.dial()
+        with pytest.raises(Unavailable):
+            await peer.call(PROBE, 5)
+        await bench.core.until(events.SessionClosed)
+
+    run(use)
+
+
+def persist_on_request(ticket: int) -> Callable[[events.Event], list[events.Action]]:
+    """A core that stores something for every probe."""
+
+    def answer(event: events.Event) -> list[events.Action]:
+        match event:
+            case events.Request(session, request_id, Probe()):
+                return [
+                    events.Persist(events.TicketId(ticket), (("k", b"v"),), ()),
+                    events.Reply(session, request_id, Probed(b"")),
+                ]
+        return []
+
+    return answer
+
+
+def test_what_is_stored_durably_is_told() -> None:
+    async def use(bench: Bench) -> None:
+        bench.core.answer = persist_on_request(9)
+        await (await bench.dial()).call(PROBE, 5)
+        assert await bench.core.until(events.Persisted) == [events.Persisted(events.TicketId(9))]
+        assert bench.disk.entries == {"k": b"v"}
+
+    run(use)
+
+
+def test_what_waits_for_the_store_at_the_end_is_stored() -> None:
+    async def use(bench: Bench) -> None:
+        bench.core.answer = persist_on_request(9)
+        bench.disk.refusals = [Unavailable("away")]
+        await (await bench.dial()).call(PROBE, 5)
+
+    assert run(use).disk.entries == {"k": b"v"}
+
+
+def test_a_tick_comes_when_it_is_due() -> None:
+    async def use(bench: Bench) -> None:
+        bench.core.wakeup_s = 0.0
+        await bench.dial()
+        await bench.core.until(events.Tick, 3)
+        bench.core.wakeup_s = math.inf
+
+    run(use)
+
+
+def test_another_leader_ends_the_service() -> None:
+    async def use(bench: Bench) -> None:
+        bench.disk.epoch += 1  # type: ignore[assignment]  # a NewType of int
+        bench.core.answer = persist_on_request(9)
+        await (await bench.dial()).call(PROBE, 5)
+        async with asyncio.timeout(10):
+            await bench.lost.wait()
+
+    with pytest.raises(StaleEpoch):
+        run(use)
+
+
+def test_a_bug_in_the_core_ends_the_service() -> None:
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            if isinstance(event, events.Request):
+                raise InvariantBroken("I5: two extents overlap")
+            return []
+
+        bench.core.answer = answer
+        peer = await bench.dial()
+        with pytest.raises(Unavailable):
+            await peer.call(PROBE, 5)
+
+    with pytest.raises(InvariantBroken, match="I5"):
+        run(use)
+
+
+def test_the_process_can_look_at_its_own_pool() -> None:
+    async def use(bench: Bench) -> None:
+        status, counts = bench.service.look()
+        assert status == STATUS
+        assert counts.is_persisting
+
+    run(use)
