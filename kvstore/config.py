@@ -228,7 +228,8 @@ class Sources(msgspec.Struct, frozen=True):
     def section(self, kind: type[Section], name: str) -> Section:
         """The section as its struct; ConfigError names source, key, value and what would do.
 
-        Options count where their name is a key of the section; others are other sections'.
+        Options count where they are named after a key of the section, alone or with the section's
+        name before it (name or cluster_name); others are other sections'.
         """
         hints = get_type_hints(kind)
         values: dict[str, object] = {}
@@ -259,11 +260,10 @@ class Sources(msgspec.Struct, frozen=True):
             for name, value in self.environment.items()
             if name.startswith(prefix)
         ]
-        found += [
-            (key, value, f"option --{key.replace('_', '-')}")
-            for key, value in self.options.items()
-            if key in keys and value is not None
-        ]
+        for name, value in self.options.items():
+            key = name.removeprefix(f"{section}_")
+            if key in keys and value is not None:
+                found.append((key, value, f"option --{name.replace('_', '-')}"))
         return found
 
 

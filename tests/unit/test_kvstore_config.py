@@ -199,6 +199,13 @@ def test_a_bad_value_of_an_option_names_the_option() -> None:
         sample(options={"lease_ttl_s": "-1"})
 
 
+def test_an_option_may_carry_the_sections_name() -> None:
+    sources = Sources(options={"cluster_name": "x", "secret_file": None})
+    assert sources.section(ClusterConfig, "cluster") == ClusterConfig("x")
+    with pytest.raises(ConfigError, match=r"^option --cluster-name: name: got 'X', want at most"):
+        Sources(options={"cluster_name": "X"}).section(ClusterConfig, "cluster")
+
+
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
     with pytest.raises(
         ConfigError, match=r"^f.toml: sample.liste: unknown key, did you mean listen\?$"
