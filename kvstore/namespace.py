@@ -89,6 +89,10 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
     window_tokens: int = 0
 
 
+OPAQUE_GROUP: Final = CacheGroup(Attention.OPAQUE, 0, 0, 0, 0)
+WINDOW_TOKENS_MAX: Final = 1 << 40
+
+
 class Content(msgspec.Struct, frozen=True, array_like=True):
     """Everything that changes the meaning of KV bytes, whoever holds them."""
 
@@ -200,15 +204,12 @@ def open_layout(content: Content, layout: Layout) -> Namespace:
     _check_content(content)
     _check_layout(content, layout)
     parts = () if is_opaque(content) else _parts(content, layout)
-    if len(parts) > limits.PARTS_MAX:
-        raise BadValue("layout", len(parts), f"at most {limits.PARTS_MAX} parts a page")
     return Namespace(content, layout, parts)
 
 
 def opaque(tenant: str, name: str, salt: str = "") -> Namespace:
     """A namespace of named objects of any size (Mooncake- and LMCache-style)."""
-    group = CacheGroup(Attention.OPAQUE, 0, 0, 0, 0)
-    content = Content(tenant, name, "", "", "opaque", (group,), "", salt)
+    content = Content(tenant, name, "", "", "opaque", (OPAQUE_GROUP,), "", salt)
     return open_layout(content, Layout(page_tokens=1, order="opaque"))
 
 
@@ -239,9 +240,11 @@ def _check_content(content: Content) -> None:
         raise BadValue("content.model", content.model, "a non-empty name")
     if content.schema_version != SCHEMA_VERSION:
         raise BadValue("content.schema_version", content.schema_version, str(SCHEMA_VERSION))
-    if not content.groups:
-        raise BadValue("content.groups", content.groups, "at least one cache group")
+    if not 0 < len(content.groups) <= limits.PARTS_MAX:
+        raise BadValue("content.groups", len(content.groups), f"1 to {limits.PARTS_MAX} groups")
     if is_opaque(content):
+        if content.groups[0] != OPAQUE_GROUP:
+            raise BadValue("content.groups[0]", content.groups[0], "no sizes in an opaque group")
         return
     if content.kv_dtype not in DTYPE_BYTES:
         raise BadValue("content.kv_dtype", content.kv_dtype, f"one of {sorted(DTYPE_BYTES)}")
@@ -258,7 +261,8 @@ def _check_group(where: str, group: CacheGroup) -> None:
             raise BadValue(f"{where}.{field}", value, f"{least} to {1 << 20}")
     if group.attention is Attention.LATENT and (group.kv_heads, group.value_dim) != (1, 0):
         raise BadValue(where, (group.kv_heads, group.value_dim), "kv_heads 1 and value_dim 0")
-    if (group.attention is Attention.SLIDING) != (group.window_tokens > 0):
+    widest = WINDOW_TOKENS_MAX if group.attention is Attention.SLIDING else 0
+    if not min(widest, 1) <= group.window_tokens <= widest:
         raise BadValue(f"{where}.window_tokens", group.window_tokens, "> 0 iff sliding")
 
 
@@ -267,6 +271,11 @@ def _check_layout(content: Content, layout: Layout) -> None:
         raise BadValue(
             "layout.page_tokens", layout.page_tokens, f"1 to {limits.TOKENS_PER_PAGE_MAX}"
         )
+    for field in ("order", "engine"):
+        if len(getattr(layout, field).encode()) > limits.NAME_BYTES_MAX:
+            raise BadValue(
+                f"layout.{field}", getattr(layout, field), f"at most {limits.NAME_BYTES_MAX} bytes"
+            )
     for field in ("tensor_parallel", "pipeline_parallel"):
         value = getattr(layout, field)
         if not 1 <= value <= limits.PARTS_MAX:
@@ -301,6 +310,8 @@ def _parts(content: Content, layout: Layout) -> tuple[PartSpec, ...]:
         for stage in range(layout.pipeline_parallel):
             for rank in range(ranks):
                 for start, stop in _layer_ranges(group.layers, stage, layout, layer_bytes):
+                    if len(parts) == limits.PARTS_MAX:
+                        raise BadValue("layout", layout, f"at most {limits.PARTS_MAX} parts a page")
                     parts.append(
                         PartSpec(
                             len(parts), g, stage, rank, start, stop,

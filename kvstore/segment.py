@@ -33,7 +33,9 @@ HEADER_BYTES: Final = 4096
 PAYLOAD_ALIGN: Final = 2 * limits.MIB
 FRAMES_PER_CHUNK: Final = 4
 HEADER_MAGIC: Final = b"KVHSEG01"
-_HEADER: Final = struct.Struct("<8sQQQ64s128s")
+CLUSTER_BYTES_MAX: Final = 64
+SEGMENT_BYTES_MAX: Final = 128
+_HEADER: Final = struct.Struct(f"<8sQQQ{CLUSTER_BYTES_MAX}s{SEGMENT_BYTES_MAX}s")
 
 
 def size_class_of(part_bytes: int) -> int:
@@ -152,7 +154,13 @@ class SegmentHeader(msgspec.Struct, frozen=True):
 
 
 def pack_header(header: SegmentHeader) -> bytes:
-    """HEADER_BYTES bytes with a checksum at the end."""
+    """HEADER_BYTES bytes with a checksum at the end. BadValue for a name that does not fit."""
+    for field, name, room in (
+        ("cluster", header.cluster, CLUSTER_BYTES_MAX),
+        ("segment", header.segment, SEGMENT_BYTES_MAX),
+    ):
+        if len(name.encode()) > room or name.endswith("\0"):
+            raise BadValue(field, name, f"at most {room} bytes, not ending in a zero")
     body = _HEADER.pack(
         HEADER_MAGIC,
         header.incarnation,
@@ -175,9 +183,12 @@ def unpack_header(data: bytes) -> SegmentHeader:
         raise CorruptPage(f"segment header: got magic {magic!r}, want {HEADER_MAGIC!r}")
     if xxhash.xxh3_64_digest(body)[::-1] != checksum:
         raise CorruptPage("segment header: checksum differs")
-    return SegmentHeader(
-        cluster.rstrip(b"\0").decode(),
-        SegmentId(segment.rstrip(b"\0").decode()),
-        Incarnation(incarnation),
-        check_geometry(payload, chunk),
-    )
+    try:
+        return SegmentHeader(
+            cluster.rstrip(b"\0").decode(),
+            SegmentId(segment.rstrip(b"\0").decode()),
+            Incarnation(incarnation),
+            check_geometry(payload, chunk),
+        )
+    except (BadValue, UnicodeDecodeError) as error:
+        raise CorruptPage(f"segment header: {error}") from error
