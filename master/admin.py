@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from kvstore.rpc.address import bind, bound_address
+from kvstore.wire.named import named
 from master.metrics import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:
@@ -75,4 +76,4 @@ class AdminPages:
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type=JSON)
+    return web.Response(body=msgspec.json.encode(named(value)), content_type=JSON)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.wire.named import named
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -22,7 +24,7 @@ PLAIN_WIDTH: Final = 160
 
 def print_json(value: object) -> None:
     """One line on standard output, at once: the reader may wait for it."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(named(value)).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -50,9 +52,9 @@ def ready_value(ready: Ready, places: tuple[str, str], pid: int) -> dict[str, ob
         "pid": pid,
         "cluster": status.cluster,
         "epoch": status.epoch,
-        "master": msgspec.structs.asdict(ready.master),
-        "worker": msgspec.structs.asdict(ready.worker),
-        "segments": [msgspec.structs.asdict(each) for each in status.segments],
+        "master": ready.master,
+        "worker": ready.worker,
+        "segments": status.segments,
         "pages": status.pages,
         "discarded_bytes": ready.discarded_bytes,
         "data_dir": places[0],

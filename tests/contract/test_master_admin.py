@@ -1,0 +1,149 @@
+"""The master's HTTP pages over loopback: what they say, and who may reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+from master.admin import AdminPages
+from master.metrics import LagHistogram, ShellCounts, exposition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
+
+STATUS = Status(
+    cluster="c",
+    epoch=4,
+    uptime_s=1.5,
+    pages=10,
+    runs=2,
+    namespaces=1,
+    sessions=3,
+    open_plans=0,
+    workers=(
+        WorkerStatus("w", "h", "live", 0.1, ("tcp:127.0.0.1:1",)),
+        WorkerStatus("x", "h", "lost", 9.0, ()),
+    ),
+    segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3),),
+    counters={"hits": 8, "misses": 2},
+)
+
+
+def counts() -> ShellCounts:
+    made = ShellCounts()
+    made.note_request("Probe", 0.25)
+    made.note_request("Probe", 0.25)
+    made.lag.note(0.002)
+    made.is_persisting = False
+    return made
+
+
+def serve(use: Callable[[Get], Awaitable[None]]) -> None:
+    """Serve the pages on a free port while `use` asks for them."""
+
+    async def life() -> None:
+        pages = AdminPages(lambda: (STATUS, counts()))
+        address = await pages.listen("127.0.0.1:0", None)
+        try:
+            async with aiohttp.ClientSession(f"http://{address}") as client:
+                await use(client.get)
+        finally:
+            await pages.close()
+
+    asyncio.run(life())
+
+
+def test_health_tells_what_is_wrong() -> None:
+    async def use(get: Get) -> None:
+        answer = await get("/health")
+        assert answer.status == 200
+        assert await answer.json() == {
+            "serving": True,
+            "persisting": False,
+            "cluster": "c",
+            "epoch": 4,
+        }
+
+    serve(use)
+
+
+def test_status_is_the_whole_status() -> None:
+    async def use(get: Get) -> None:
+        found = json.loads(await (await get("/status")).text())
+        assert found["pages"] == 10
+        assert found["counters"] == {"hits": 8, "misses": 2}
+
+    serve(use)
+
+
+def test_metrics_are_prometheus_text() -> None:
+    async def use(get: Get) -> None:
+        answer = await get("/metrics")
+        assert answer.content_type == "text/plain"
+        lines = (await answer.text()).splitlines()
+        for line in (
+            "kvharbor_master_pages 10.0",
+            'kvharbor_workers{state="live"} 1.0',
+            'kvharbor_workers{state="joining"} 0.0',
+            'kvharbor_master_events_total{kind="hits"} 8.0',
+            'kvharbor_segment_bytes{segment="w-dram",state="sealed",tier="dram",worker="w"} 30.0',
+            'kvharbor_master_requests_total{message="Probe"} 2.0',
+            'kvharbor_master_request_seconds_total{message="Probe"} 0.5',
+            'kvharbor_master_loop_lag_seconds_bucket{le="0.001"} 0.0',
+            'kvharbor_master_loop_lag_seconds_bucket{le="0.005"} 1.0',
+            'kvharbor_master_loop_lag_seconds_bucket{le="+Inf"} 1.0',
+        ):
+            assert line in lines, line
+
+    serve(use)
+
+
+def test_nothing_else_is_served_and_nothing_is_taken() -> None:
+    async def use(get: Get) -> None:
+        assert (await get("/")).status == 404
+        assert (await get("/debug")).status == 404
+
+    serve(use)
+
+
+def test_pages_stay_on_this_host_without_a_secret() -> None:
+    async def life() -> None:
+        pages = AdminPages(lambda: (STATUS, counts()))
+        with pytest.raises(ConfigError, match="other hosts"):
+            await pages.listen("0.0.0.0:0", None)
+        await pages.close()
+
+    asyncio.run(life())
+
+
+def test_a_taken_address_is_named() -> None:
+    async def life() -> None:
+        first, second = (AdminPages(lambda: (STATUS, counts())) for _ in range(2))
+        address = await first.listen("127.0.0.1:0", None)
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+            await second.listen(address, None)
+        await first.close()
+        await second.close()
+
+    asyncio.run(life())
+
+
+def test_lag_is_counted_by_how_late_it_was() -> None:
+    lag = LagHistogram()
+    for seconds in (-1.0, 0.0, 0.001, 0.03, 0.03, 5.0):
+        lag.note(seconds)
+    assert [count for _, count in lag.cumulative()] == [3, 3, 3, 5, 5, 5, 6]
+    assert lag.worst_s == 5.0
+
+
+def test_metrics_name_no_client() -> None:
+    text = exposition(lambda: (STATUS, counts())).decode()
+    assert "tenant" not in text
