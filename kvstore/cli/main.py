@@ -152,7 +152,7 @@ def version(context: typer.Context, as_json: AsJson = False) -> None:
 def main() -> None:
     """Run the command line; ends the process."""
     try:
-        app()
+        app(prog_name="kvharbor")
     except standalone.PartDied as error:
         output.print_error(str(error))
         sys.exit(error.exit_code)

@@ -1,0 +1,244 @@
+"""`kvharbor status` as a program against listeners of every kind: its output and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.exit_codes import ExitCode
+from kvstore.rpc.identity import ListenerIdentity, Role
+from kvstore.rpc.server import Server
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+
+SECRET = b"0123456789abcdef"
+STATUS = Status(
+    cluster="c", epoch=4, uptime_s=61.5, pages=10, runs=2, namespaces=1, sessions=3, open_plans=0,
+    workers=(WorkerStatus("w[red]1", "h", "live", 0.1, ("shm /x.sock", "tcp 127.0.0.1:1")),),
+    segments=(SegmentStatus("w-dram", "w", "dram", 1 << 30, 3 << 28, 0, 1 << 28, 0, 0),),
+    counters={"hits": 8, "misses": 2},
+)  # fmt: skip
+
+
+class ScriptedMaster:
+    """A listener in a thread of its own that answers every request by one message."""
+
+    def __init__(self, listener: ListenerIdentity, answer: Message | None) -> None:
+        self._listener = listener
+        self._answer = answer
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = Server(self._listener, lambda *_: None, self._reply, lambda _: None)
+        self.address = await server.listen("127.0.0.1:0")
+        self._ready.set()
+        await self._stop.wait()
+        await server.close()
+
+    def _reply(self, peer: Peer, request_id: int, message: Message) -> None:
+        del message
+        if self._answer is None:
+            raise Unavailable("not ready")
+        peer.reply(request_id, self._answer)
+
+
+def kvharbor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; what belongs to the caller's own pool stays out."""
+    inherited = {key: value for key, value in os.environ.items() if "KVHARBOR" not in key}
+    return subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-m", "kvstore.cli.main", *arguments],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(code: ExitCode, *arguments: str, **environment: str) -> str:
+    """Run a command that fails with one line; returns the line without the program's name."""
+    done = kvharbor(*arguments, **environment)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    program, _, text = line.partition(": ")
+    assert program == "kvharbor"
+    return text
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[str]:
+    """The address of a master without a secret."""
+    with ScriptedMaster(ListenerIdentity("c", epoch=4), STATUS) as running:
+        yield running.address
+
+
+def test_status_for_people(master: str) -> None:
+    done = kvharbor("status", "--master", master)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "cluster c, epoch 4, up 62 s: 10 pages in 2 runs of 1 namespaces",
+        "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "hits",
+    ):  # fmt: skip
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--json", "status"), ("status", "--json")])
+def test_status_for_programs(master: str, arguments: tuple[str, ...]) -> None:
+    done = kvharbor(*arguments, KVHARBOR_MASTER=master)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    found = json.loads(done.stdout)
+    assert found["pages"] == 10
+    assert found["segments"][0]["sealed_bytes"] == 1 << 28
+    assert found["workers"][0]["worker"] == "w[red]1"
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*taken.getsockname())
+        text = refused(ExitCode.UNAVAILABLE, "status", "--master", address)
+    assert text == f"cannot reach {address}: Connection refused"
+
+
+@contextmanager
+def stranger(words: bytes) -> Iterator[str]:
+    """A listener of another protocol that says a few words to the first caller and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.sendall(words)
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        yield "{}:{}".format(*listener.getsockname())
+        thread.join(10)
+
+
+def test_another_protocol_listens() -> None:
+    with stranger(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n" * 4) as address:
+        text = refused(ExitCode.DENIED, "status", "--master", address)
+    assert text.startswith(f"{address} is no kvharbor listener: ")
+
+
+def test_a_listener_hangs_up() -> None:
+    with stranger(b"") as address:
+        text = refused(ExitCode.UNAVAILABLE, "status", "--master", address)
+    assert address in text
+
+
+def test_another_cluster_is_refused(master: str) -> None:
+    text = refused(ExitCode.DENIED, "status", "--master", master, "--cluster", "d")
+    assert "this is cluster 'c', not 'd'" in text
+
+
+def test_a_worker_is_no_master() -> None:
+    listener = ListenerIdentity("c", roles=frozenset({Role.ENGINE}))
+    with ScriptedMaster(listener, STATUS) as running:
+        text = refused(ExitCode.DENIED, "status", "--master", running.address)
+    assert "role 'operator' is not served here" in text
+
+
+def test_a_master_that_is_not_ready() -> None:
+    with ScriptedMaster(ListenerIdentity("c"), None) as running:
+        text = refused(ExitCode.UNAVAILABLE, "status", "--master", running.address)
+    assert text == "not ready"
+
+
+def test_an_answer_of_another_kind() -> None:
+    with ScriptedMaster(ListenerIdentity("c"), Done()) as running:
+        text = refused(ExitCode.DENIED, "status", "--master", running.address)
+    assert text == f"{running.address} answered GetStatus by Done"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The address of a master with a secret."""
+    with ScriptedMaster(ListenerIdentity("c", SECRET), STATUS) as running:
+        yield running.address
+
+
+def secret_file(folder: Path, secret: bytes) -> str:
+    path = folder / "secret"
+    path.write_bytes(secret)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_the_right_secret_opens(guarded: str, tmp_path: Path) -> None:
+    file = secret_file(tmp_path, SECRET + b"\n")
+    assert kvharbor("status", "--master", guarded, "--secret-file", file).returncode == 0
+    done = kvharbor("status", "--master", guarded, KVHARBOR_CLUSTER_SECRET_FILE=file)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_secret_does_not(guarded: str, master: str, tmp_path: Path) -> None:
+    file = secret_file(tmp_path, SECRET[::-1])
+    options = ("--secret-file", file)
+    assert "secret" in refused(ExitCode.DENIED, "status", "--master", guarded, *options)
+    assert "secret" in refused(ExitCode.DENIED, "status", "--master", guarded)
+    assert "secret" in refused(ExitCode.DENIED, "status", "--master", master, *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("status", "--master", "nonsense"), "address: got 'nonsense', want host:port"),
+        (("status", "--secret-file", "/absent"), "secret file /absent: cannot be read: "),
+        (("up", "--config", "/absent.toml"), "/absent.toml: cannot be read: "),
+        (("up", "--data-dir", "/proc/x"), "folder /proc/x: cannot be made: "),
+    ],
+)
+def test_bad_values_are_one_line(arguments: tuple[str, ...], text: str) -> None:
+    assert refused(ExitCode.USAGE, *arguments).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("status", "--nope"), ("frobnicate",), ("status", "extra"), ("up", "--dram")]
+)
+def test_bad_command_lines_are_explained(arguments: tuple[str, ...]) -> None:
+    done = kvharbor(*arguments)
+    assert done.returncode == ExitCode.USAGE
+    assert "Error" in done.stderr
+
+
+def test_help_and_version() -> None:
+    assert "standalone pool" in kvharbor("--help").stdout
+    assert json.loads(kvharbor("--json", "version").stdout).keys() == {"version"}
