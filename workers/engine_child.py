@@ -73,9 +73,10 @@ class _Puller:
 
 
 class EngineCopy:
-    """One pull: bytes of a peer into extents, with a deadline and a cancel that are fences."""
+    """Copies for one request: each has a deadline, all have a cancel, and both are fences."""
 
     def __init__(self, pullers: ProcessPool[_Puller]) -> None:
+        """Nothing runs yet. See `EngineChild.copy`."""
         self._pullers = pullers
         self._lock = threading.Lock()
         self._process: EngineProcess | None = None
@@ -87,9 +88,8 @@ class EngineCopy:
         """Copy `page_bytes` from each of the source's addresses to each payload offset.
 
         Returns after the last byte. Raises Unavailable or OutOfSpace only when no byte will come
-        any more (I6), BadValue for a source that is none.
+        any more (I6), BadValue for a source that is none. For one thread at a time.
         """
-        _check_peer(source.peer)
         with self._pullers.one(deadline_s) as puller:
             with self._lock:
                 if self._cancelled:
@@ -105,7 +105,7 @@ class EngineCopy:
                     self._process = None
 
     def cancel(self) -> None:
-        """End it now, running or not; `run` raises."""
+        """End it now, running or not; every `run` raises from now on. From any thread."""
         with self._lock:
             self._cancelled = True
             if self._process is not None:
@@ -168,8 +168,8 @@ class EngineChild:
         """The process that serves now."""
         return self._server.child_pid
 
-    def pull(self) -> EngineCopy:
-        """A pull that can be run once and cancelled at any time, before that too."""
+    def copy(self) -> EngineCopy:
+        """Copies for one request, which can be cancelled at any time, before the first too."""
         return EngineCopy(self._pullers)
 
     def close(self) -> None:
@@ -208,7 +208,8 @@ class EngineChild:
             )
 
 
-def _check_peer(peer: str) -> None:
+def check_peer(peer: str) -> None:
+    """BadValue unless `peer`, which comes from a client, has the form of an engine's name."""
     host, colon, port = peer.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16 and len(peer) < 256):
         raise BadValue("source.peer", peer, "host:port of a transfer engine")

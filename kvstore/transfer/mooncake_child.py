@@ -50,10 +50,10 @@ class _Region:
     def __init__(self, fd: int, message: EngineMap) -> None:
         # Without PROT_WRITE the kernel refuses what a peer tries to write, at once.
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if message.writable else 0)
-        self.map = mmap.mmap(
-            fd, message.size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection,
-            offset=message.file_offset,
-        )  # fmt: skip
+        # What is served is read by strangers, who should not wait for page faults; a puller maps
+        # whole segments of which it may write a page or two before it is ended.
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if message.served else 0)
+        self.map = mmap.mmap(fd, message.size_bytes, flags, protection, offset=message.file_offset)
         self.fd = fd
         self.size_bytes = message.size_bytes
         self.writable = message.writable
