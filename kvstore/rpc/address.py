@@ -63,7 +63,8 @@ def parse_address(text: str) -> TcpAddress | UnixAddress:
         host = host[1:-1]
     elif ":" in host:
         raise BadValue("address", text, "brackets around an IPv6 host")
-    if not (separator and host and port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
+    is_number = port.isascii() and port.isdigit() and len(port) <= len(str(_PORT_MAX))
+    if not (separator and host and is_number and int(port) <= _PORT_MAX):
         raise BadValue("address", text, "host:port or unix:/path")
     return TcpAddress(host, int(port))
 
