@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.clock import Clock
+    from kvstore.namespace import Namespace
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -81,6 +82,11 @@ class Locations(msgspec.Struct, frozen=True):
     """One byte a page: 1 every part is readable, 0 not."""
 
     @property
+    def pages(self) -> int:
+        """Pages of the chain that a read may ask for, counted from the first."""
+        return len(self.readable)
+
+    @property
     def hits(self) -> list[bool]:
         """Whether each page of the chain was found."""
         return [flag == 1 for flag in self.readable]
@@ -106,12 +112,7 @@ class Match(Locations, frozen=True):
 
 
 class Found(Locations, frozen=True):
-    """Every page of a chain that is in the pool, also beyond a gap."""
-
-    @property
-    def pages(self) -> int:
-        """Pages of the chain; those not found read as misses."""
-        return len(self.readable)
+    """Every page of a chain that is in the pool, also beyond a gap; the others read as misses."""
 
 
 def copies_of(run: LocatedRun, part: int) -> Iterator[LocatedCopy]:
@@ -126,9 +127,10 @@ def _batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
         yield start // KEY_BYTES, chain.packed[start : start + step]
 
 
-def _check(located: Located, pages: int) -> bytes:
+def _check(located: Located, pages: int, namespace: Namespace) -> bytes:
     """Bytes of `readable` for one answer; MalformedMessage when its columns do not add up."""
     readable = bytearray(pages)
+    sizes = {part.index: part.size_bytes for part in namespace.parts}
     for run in located.runs:
         if not 0 <= run.first < run.first + run.count <= pages:
             raise MalformedMessage(f"LocatedRun: pages {run.first} + {run.count} of {pages}")
@@ -137,7 +139,8 @@ def _check(located: Located, pages: int) -> bytes:
             lengths = {len(copy.offsets), len(copy.generations), len(copy.checksums)}
             if lengths != {want} or not 0 <= copy.segment < len(located.segments):
                 raise MalformedMessage(f"LocatedCopy: columns of {lengths}, want {want} bytes")
-            if not 0 < copy.part_bytes <= limits.CHUNK_BYTES:
+            want = sizes.get(copy.part, copy.part_bytes)
+            if copy.part_bytes != want or not 0 < want <= limits.CHUNK_BYTES:
                 raise MalformedMessage(f"LocatedCopy: a part of {copy.part_bytes} bytes")
         readable[run.first : run.first + run.count] = b"\1" * run.count
     return bytes(readable)
@@ -152,7 +155,7 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
         sent_at_s = clock.now_s()
         question = MatchPrefix(namespace, keys, query.parts, query.lease)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
-        found = _check(located, len(keys) // KEY_BYTES)
+        found = _check(located, len(keys) // KEY_BYTES, query.opened.namespace)
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
         readable += found
         if not all(found):
@@ -170,7 +173,7 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
         sent_at_s = clock.now_s()
         question = Lookup(namespace, keys, query.parts, query.lease)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
-        readable.append(_check(located, len(keys) // KEY_BYTES))
+        readable.append(_check(located, len(keys) // KEY_BYTES, query.opened.namespace))
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
     return Found(query.opened, query.chain, query.parts, tuple(pieces), b"".join(readable))
 

@@ -72,7 +72,6 @@ class PutRequest(msgspec.Struct, frozen=True):
     """When to stop, on the clock that the plan is given."""
     wait: bool = True
     ttl_s: float | None = None
-    replicas: int | None = None
 
     @property
     def pages(self) -> int:
@@ -162,7 +161,6 @@ class _Batch:
             timeout_s=time_s,
             wait=request.wait,
             ttl_s=request.ttl_s,
-            replicas=request.replicas,
         )
 
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:

@@ -78,6 +78,7 @@ class Buffer:
     @contextmanager
     def in_use(self) -> Iterator[Memory]:
         """Keep the buffer from being closed meanwhile. BufferClosed when it already is."""
+        self._check_open()  # First, because a forked child may have inherited a held lock.
         with self._idle:
             self._check_open()
             self._uses += 1
@@ -106,16 +107,15 @@ class Buffer:
         Views that the caller still holds stay valid; the memory goes with the last of them.
         DeadlineExceeded when a use has not ended within `timeout_s`; the buffer stays refused.
         """
+        if self.closed:
+            return
         with self._idle:
-            if self._closed:
-                return
             self._closed = True
             if not self._idle.wait_for(lambda: self._uses == 0, timeout_s):
                 raise DeadlineExceeded(f"buffer {self.number}: still in use after {timeout_s} s")
             calls, self._on_close = self._on_close, []
-        if self._pid == os.getpid():
-            for call in calls:
-                call(self.number)
+        for call in calls:
+            call(self.number)
         self._memory = Memory(memoryview(b""), 0)
         self._finalizer()
 

@@ -1,0 +1,65 @@
+"""What a call's arguments must be, checked before anything is sent. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.errors import BadValue
+from kvstore.namespace import check_part_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.client.locations import Locations
+    from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.page import PageChain
+
+
+def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int:
+    """Bytes of a part: the layout's, or the caller's where a namespace has no layout.
+
+    BadValue, or LayoutMismatch with both numbers.
+    """
+    namespace = opened.namespace
+    if size_bytes is None:
+        if namespace.is_opaque:
+            raise BadValue("size_bytes", size_bytes, "the objects' size: this namespace is opaque")
+        if not 0 <= part < len(namespace.parts):
+            raise BadValue("part", part, f"0 to {len(namespace.parts) - 1}")
+        return namespace.parts[part].size_bytes
+    check_part_sizes(namespace, [part], [size_bytes])
+    return size_bytes
+
+
+def check_put(chain: PageChain, ttl_s: float | None) -> None:
+    """A put's pages are distinct, its wishes within the limits."""
+    if len(chain) > 1 and len(set(chain)) != len(chain):
+        raise BadValue("chain", chain, "distinct pages")
+    if ttl_s is not None and not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S:
+        raise BadValue("ttl_s", ttl_s, f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}")
+
+
+def check_offsets(offsets: Sequence[int], pages: int) -> tuple[int, ...]:
+    """One offset a page."""
+    if len(offsets) != pages:
+        raise BadValue("offsets", len(offsets), f"one for each of {pages} pages")
+    return tuple(offsets)
+
+
+def check_timeout(timeout_s: float) -> float:
+    """A deadline that some clock can hold."""
+    if not 0 < timeout_s <= limits.CALL_TIMEOUT_MAX_S:
+        raise BadValue("timeout_s", timeout_s, f"more than 0, up to {limits.CALL_TIMEOUT_MAX_S}")
+    return timeout_s
+
+
+def check_read(locations: Locations, part: int, offsets: Sequence[int]) -> tuple[int, ...]:
+    """At most one offset for each located page, of a part whose places were asked for."""
+    namespace = locations.opened.namespace
+    parts = 1 if namespace.is_opaque else len(namespace.parts)
+    if not 0 <= part < parts or (locations.parts and part not in locations.parts):
+        raise BadValue("part", part, f"one of {locations.parts or f'0 to {parts - 1}'}")
+    if len(offsets) > locations.pages:
+        raise BadValue("offsets", len(offsets), f"at most {locations.pages}, the located pages")
+    return tuple(offsets)

@@ -1,0 +1,145 @@
+"""Carries out the steps of plans, blocking: asks the master, moves pages by the right transport."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.transfer.shm import ShmTransport
+from kvstore.transfer.transport import all_of
+from kvstore.wire.messages.common import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvstore.transfer.choice import Choice
+    from kvstore.transfer.mapped_segment import HeldSpan
+    from kvstore.transfer.memory import Memory
+    from kvstore.transfer.transport import IngestSpan, ReadSpan, Transport
+    from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.common import SegmentRef
+
+    AskMaster = Callable[[Message, float], Message]
+
+
+class Blocking:
+    """Steps of one call, carried out in the calling thread."""
+
+    def __init__(
+        self, ask: AskMaster, pages: Mover | Viewer, pause: Callable[[float], None]
+    ) -> None:
+        """Ask through `ask`, move through `pages`."""
+        self.ask = ask
+        self.ingest = pages.ingest
+        self.read = pages.read
+        self.wipe = pages.wipe
+        self.pause = pause
+
+
+class Mover:
+    """Moves pages between workers and one stretch of this process's memory."""
+
+    def __init__(self, choice: Choice, memory: Memory) -> None:
+        """The memory is source of ingests and destination of reads."""
+        self._choice = choice
+        self._memory = memory
+
+    def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
+        """How good the way to a segment is; None when there is none."""
+        return self._choice.rank(segment, timeout_s)
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        """Outcome bytes for each span; spans of one worker travel together."""
+        deadline_s = time.monotonic() + timeout_s
+        results = [all_of(Outcome.TRANSPORT, len(span)) for span in spans]
+        groups: dict[int, tuple[Transport, list[int]]] = {}
+        for i, span in enumerate(spans):
+            transport = self._choice.transport(span.segment, timeout_s)
+            if transport is not None:
+                groups.setdefault(id(transport), (transport, []))[1].append(i)
+        for transport, mine in groups.values():
+            left_s = max(0.0, deadline_s - time.monotonic())
+            outcomes = transport.ingest([spans[i] for i in mine], self._memory, left_s)
+            for i, outcome in zip(mine, outcomes, strict=True):
+                results[i] = outcome
+            if _nothing_moved(outcomes):
+                self._choice.drop(transport)
+        return results
+
+    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+        """Outcome bytes for each span."""
+        deadline_s = time.monotonic() + timeout_s
+        results: list[bytes] = []
+        for span in spans:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            transport = self._choice.transport(span.segment, left_s)
+            if transport is None:
+                results.append(all_of(Outcome.TRANSPORT, len(span)))
+                self._memory.wipe(span.places, span.part_bytes)
+                continue
+            results.append(transport.read(span, self._memory, left_s))
+            if _nothing_moved(results[-1:]):
+                self._choice.drop(transport)
+        return results
+
+    def wipe(self, places: Sequence[int], size_bytes: int) -> None:
+        """Zero what a read delivered."""
+        self._memory.wipe(places, size_bytes)
+
+
+class Viewer:
+    """Holds pages in place instead of copying them; places are positions in the result."""
+
+    def __init__(self, choice: Choice) -> None:
+        """Hold nothing yet."""
+        self._choice = choice
+        self._held: list[HeldSpan] = []
+        self._where: dict[int, tuple[HeldSpan, int]] = {}
+
+    def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
+        """Only segments mapped into this process can be viewed."""
+        transport = self._choice.transport(segment, timeout_s)
+        return 0 if isinstance(transport, ShmTransport) else None
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        """Views are of pages that are there: nothing is ever ingested."""
+        raise AssertionError((spans, timeout_s))
+
+    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+        """Lock and verify; Outcome bytes for each span."""
+        results: list[bytes] = []
+        for span in spans:
+            transport = self._choice.transport(span.segment, timeout_s)
+            if not isinstance(transport, ShmTransport):
+                results.append(all_of(Outcome.TRANSPORT, len(span)))
+                continue
+            held = transport.hold(span, timeout_s)
+            self._held.append(held)
+            self._where.update({place: (held, i) for i, place in enumerate(span.places)})
+            results.append(bytes(held.outcomes))
+        return results
+
+    def wipe(self, places: Sequence[int], size_bytes: int) -> None:
+        """Let pages go whose lease ended before they were verified."""
+        del size_bytes
+        for place in places:
+            held, index = self._where.pop(place)
+            held.drop((index,))
+
+    def view(self, place: int) -> memoryview:
+        """The view of a page that is a hit."""
+        held, index = self._where[place]
+        view = held.views[index]
+        assert view is not None, place
+        return view
+
+    def end(self) -> int:
+        """Let every page go; how many of them somebody still uses (their locks stay)."""
+        self._where.clear()
+        held, self._held = self._held, []
+        return sum(each.drop(range(len(each.views))) for each in held)
+
+
+def _nothing_moved(results: Sequence[bytes]) -> bool:
+    """Whether every page of a worker failed for its transport."""
+    return all(outcomes == all_of(Outcome.TRANSPORT, len(outcomes)) for outcomes in results)

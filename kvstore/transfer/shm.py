@@ -1,0 +1,198 @@
+"""The `shm` transport: worker and client on one host share memory.
+
+Reached through the worker's Unix socket only: that is what "one host" means. The worker hands over
+read-only descriptors of its segments; this side hands over its buffers as sealed memfds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from array import array
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import BadValue, ConfigError, KVStoreError, MalformedMessage
+from kvstore.rpc.failure import error_of
+from kvstore.transfer.data_links import DataLinks
+from kvstore.transfer.mapped_segment import HeldSpan, MappedSegment
+from kvstore.transfer.piece_calls import PieceCalls
+from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
+from kvstore.wire.framing import FrameKind
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.puts import BufferSource
+from kvstore.wire.messages.transfers import (
+    AttachBuffer,
+    DetachBuffer,
+    SegmentsShared,
+    ShareSegments,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.rpc.frame_socket import FrameSocket
+    from kvstore.transfer.buffer import Buffer
+    from kvstore.transfer.context import TransferContext
+    from kvstore.transfer.memory import Memory
+    from kvstore.transfer.transport import ReadSpan
+    from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.common import SegmentRef
+
+DETACH_TIMEOUT_S: Final = 5.0
+
+
+def require() -> None:
+    """ConfigError where shared memory cannot be handed over."""
+    if sys.platform != "linux":
+        raise ConfigError(f"transport shm: needs Linux, this is {sys.platform}")
+
+
+def open_transport(context: TransferContext, timeout_s: float) -> ShmTransport:
+    """Reach the worker and map what it shares. Unavailable when it is not on this host."""
+    transport = ShmTransport(context)
+    try:
+        transport.share(time.monotonic() + timeout_s)
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+class ShmTransport:
+    """One worker of this host. Thread-safe."""
+
+    def __init__(self, context: TransferContext) -> None:
+        """Reach for nothing yet."""
+        self._links = DataLinks(f"unix:{context.address.where}", context.identity)
+        self._mutex = threading.Lock()
+        self._segments: dict[str, MappedSegment] = {}
+        self._attaching = threading.Lock()
+        self._attached: set[int] = set()
+
+    def share(self, deadline_s: float) -> None:
+        """Map the segments of this worker that are new, or have begun a new life, to us."""
+        with self._mutex, self._links.link(deadline_s) as link:
+            reply = _call(link, ShareSegments(), deadline_s)
+            if not isinstance(reply, SegmentsShared):
+                raise MalformedMessage(f"{type(reply).__name__} in answer to ShareSegments")
+            fds = link.take_fds(len(reply.segments))
+            for shared in reply.segments:
+                fd = fds.pop(0)
+                held = self._segments.get(shared.segment)
+                if held is not None and held.incarnation == shared.incarnation:
+                    os.close(fd)
+                    continue
+                try:
+                    mapped = MappedSegment(shared.segment, shared.incarnation, shared.geometry, fd)
+                except KVStoreError:
+                    for unused in fds:
+                        os.close(unused)
+                    raise
+                self._segments[shared.segment] = mapped
+                if held is not None:
+                    held.close()
+
+    def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
+        """See Transport.read."""
+        try:
+            mapped = self._mapped(span.segment, time.monotonic() + timeout_s)
+        except KVStoreError:
+            into.wipe(span.places, span.part_bytes)
+            return all_of(Outcome.TRANSPORT, len(span))
+        if mapped is None:
+            into.wipe(span.places, span.part_bytes)
+            return all_of(Outcome.STALE, len(span))
+        return mapped.read(span, into)
+
+    def hold(self, span: ReadSpan, timeout_s: float) -> HeldSpan:
+        """Lock and verify pages where they lie, without copying; see MappedSegment.hold."""
+        try:
+            mapped = self._mapped(span.segment, time.monotonic() + timeout_s)
+        except KVStoreError:
+            held = HeldSpan(None, span)
+            held.outcomes[:] = all_of(Outcome.TRANSPORT, len(span))
+            return held
+        return HeldSpan(None, span) if mapped is None else mapped.hold(span)
+
+    def ingest(self, spans: Sequence[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
+        """See Transport.ingest. The source must be a Buffer's memory: workers pull from it."""
+        buffer = source.buffer
+        if buffer is None:
+            raise BadValue("source", source, "a buffer of this store")
+        calls = PieceCalls(spans)
+        deadline_s = time.monotonic() + timeout_s
+
+        def send(link: FrameSocket, request_id: int, piece: IngestSpan, until_s: float) -> None:
+            checksums = span_checksums(piece, source.view)
+            where = BufferSource(buffer.number, array("Q", piece.places).tobytes())
+            message = piece.message(checksums, where)
+            link.send(FrameKind.REQUEST, request_id, message, deadline_s=until_s)
+
+        try:
+            with self._links.link(deadline_s) as link:
+                self._attach(link, buffer, deadline_s)
+                calls.run(link, send, deadline_s)
+        except KVStoreError:
+            # The worker forgets buffers with the last connection of a session.
+            self._attached.clear()
+        if any(Outcome.SOURCE_LOST in outcomes for outcomes in calls.outcomes):
+            # A worker that began anew knows nothing of this buffer: the next try attaches it.
+            self._attached.discard(buffer.number)
+        return [bytes(outcomes) for outcomes in calls.outcomes]
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self._links.close()
+        with self._mutex:
+            segments, self._segments = self._segments, {}
+        for mapped in segments.values():
+            mapped.close()
+
+    def _mapped(self, ref: SegmentRef, deadline_s: float) -> MappedSegment | None:
+        """The mapping of this life of the segment; None when the worker has another one (I11)."""
+        mapped = self._segments.get(ref.segment)
+        if mapped is None or mapped.incarnation < ref.incarnation:
+            self.share(deadline_s)
+            mapped = self._segments.get(ref.segment)
+        return mapped if mapped is not None and mapped.incarnation == ref.incarnation else None
+
+    def _attach(self, link: FrameSocket, buffer: Buffer, deadline_s: float) -> None:
+        """Have the worker map the buffer, once a session."""
+        if buffer.number in self._attached:
+            return
+        with self._attaching:
+            if buffer.number in self._attached:
+                return
+            message = AttachBuffer(buffer.number, buffer.size_bytes)
+            _expect_done(_call(link, message, deadline_s, (buffer.descriptor(),)))
+            self._attached.add(buffer.number)
+            buffer.on_close(self._detach)
+
+    def _detach(self, number: int) -> None:
+        """Have the worker unmap a buffer that is closing. A worker that is gone has done so."""
+        self._attached.discard(number)
+        deadline_s = time.monotonic() + DETACH_TIMEOUT_S
+        with suppress(KVStoreError), self._links.link(deadline_s) as link:
+            _expect_done(_call(link, DetachBuffer(number), deadline_s))
+
+
+def _call(
+    link: FrameSocket, message: Message, deadline_s: float, fds: tuple[int, ...] = ()
+) -> Message:
+    """One request and its reply on a connection that carries nothing else meanwhile."""
+    link.send(FrameKind.REQUEST, 0, message, fds, deadline_s=deadline_s)
+    frame = link.receive(deadline_s)
+    if frame.kind is not FrameKind.REPLY or frame.request_id != 0:
+        raise MalformedMessage(f"{type(frame.message).__name__} that nobody asked for")
+    if isinstance(frame.message, Failure):
+        raise error_of(frame.message)
+    return frame.message
+
+
+def _expect_done(reply: Message) -> None:
+    if not isinstance(reply, Done):
+        raise MalformedMessage(f"{type(reply).__name__}, want Done")
