@@ -29,8 +29,8 @@ def test_addresses_come_back(text: str, want: TcpAddress | UnixAddress) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", ":", "host", "host:", ":7700", "host:port", "host:70000", "host:-1", "host:7\uff17", "h:" + "9" * 5000,
-        "::1:7700", "http://host:80", "unix:", "unix:" + "x" * 108, "unix:a\0b",
+        "", ":", "host", "host:", ":7700", "host:port", "host:70000", "host:-1", "host:7\uff17",
+        "h:" + "9" * 5000, "::1:7700", "http://host:80", "unix:", "unix:" + "x" * 108, "unix:a\0b",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
