@@ -6,7 +6,7 @@ Knows messages and memory; must not know masters, retries or deadlines of calls.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -97,6 +97,9 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+Span = TypeVar("Span", IngestSpan, ReadSpan)
+
+
 class Transport(Protocol):
     """One way to one worker's segments. Thread-safe. Failures are Outcome bytes, not errors."""
 
@@ -143,7 +146,7 @@ def span_checksums(span: IngestSpan, source: memoryview) -> bytes:
     return sums.tobytes()
 
 
-def pieces_of(span: IngestSpan, piece_bytes: int = PIECE_BYTES) -> Iterator[IngestSpan]:
+def pieces_of(span: Span, piece_bytes: int = PIECE_BYTES) -> Iterator[Span]:
     """The span cut so that each piece holds about `piece_bytes`, at least one page."""
     step = max(1, piece_bytes // span.part_bytes)
     if step >= len(span):
