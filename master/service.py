@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from kvstore import limits
-from kvstore.errors import KVStoreError, Unavailable
+from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.rpc.identity import SESSION_BYTES, Role
 from kvstore.rpc.server import Server
 from kvstore.wire.messages.reads import GetStatus, Status
@@ -195,7 +195,11 @@ class MasterService:
         if session == INSIDE:
             self._inside.append(message)
         elif (peer := self._peers.get(session)) is not None:
-            peer.reply(request_id, message)
+            try:
+                peer.reply(request_id, message)
+            except BadValue as error:
+                # Many parts and replicas of many pages: the caller can ask for fewer.
+                peer.fail(request_id, error)
 
     async def _ask(self, command: CommandId, peer: Peer | None, message: Message) -> None:
         """Send a command; feed its answer back, or None when there will be none."""

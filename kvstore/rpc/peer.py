@@ -89,9 +89,12 @@ class Peer(asyncio.BufferedProtocol):
         return answer
 
     def reply(self, request_id: int, message: Message) -> None:
-        """Answer one request of the peer; nothing happens if the connection has ended."""
-        self._unanswered -= 1
+        """Answer one request of the peer; nothing happens if the connection has ended.
+
+        BadValue when the answer exceeds a frame; the request is then still to be answered.
+        """
         self._send(FrameKind.REPLY, request_id, message)
+        self._unanswered -= 1
 
     def fail(self, request_id: int, error: KVStoreError) -> None:
         """Answer one request with an error."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore import limits
 from kvstore.clock import SystemClock
-from kvstore.errors import InvariantBroken, StaleEpoch, Unavailable
+from kvstore.errors import BadValue, InvariantBroken, StaleEpoch, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import dial_peer
 from kvstore.wire.messages.hello import Done
@@ -146,6 +147,24 @@ def test_a_request_is_answered_now_or_later() -> None:
         assert list(answers) == [Probed(b"\0"), Probed(b"\1")]
         _, counts = bench.service.look()
         assert counts.requests["Probe"].count == 2
+
+    run(use)
+
+
+def test_an_answer_larger_than_a_frame_is_refused() -> None:
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            match event:
+                case events.Request(session, request_id, Probe()):
+                    large = Probed(bytes(limits.FRAME_BYTES_MAX))
+                    return [events.Reply(session, request_id, large)]
+            return []
+
+        bench.core.answer = answer
+        peer = await bench.dial()
+        with pytest.raises(BadValue, match="Probed"):
+            await peer.call(PROBE, 5)
+        assert (await bench.dial()).closed_because is None
 
     run(use)
 
