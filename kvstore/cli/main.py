@@ -16,6 +16,7 @@ import typer
 
 from kvstore import limits
 from kvstore.cli import output, places, standalone
+from kvstore.cli.debug import dump_master
 from kvstore.cli.operator import Operator
 from kvstore.config import ClusterConfig, Sources, default_data_dir, read_file
 from kvstore.errors import KVStoreError
@@ -30,6 +31,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+debugging = typer.Typer(help="Look inside a running pool.", no_args_is_help=True)
+app.add_typer(debugging, name="debug")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
 DataDir = Annotated[
@@ -137,6 +141,22 @@ def wipe(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
 def demo(context: typer.Context) -> None:
     """Run a pool, a prefill and a decode process on a real model; --help shows its options."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.demo", *context.args])
+
+
+@debugging.command()
+def dump(
+    context: typer.Context,
+    data_dir: DataDir = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the master's last events to a file, which a simulator can replay."""
+    secret = _cluster(None, secret_file).secret()
+    path = dump_master(_places(data_dir).data_dir, secret)
+    if as_json or context.obj:
+        output.print_json({"file": str(path)})
+    else:
+        print(path)
 
 
 @app.command()

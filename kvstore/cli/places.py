@@ -91,7 +91,7 @@ def lock(places: Places) -> int:
 def wipe(places: Places) -> int:
     """Remove segments, metadata and logs of a pool whose lock is held; returns bytes freed."""
     freed = wipe_segments(places)
-    for pattern in ("metadata.db*", "*.json", "*.log", "*.sock"):
+    for pattern in ("metadata.db*", "*.json", "*.jsonl", "*.log", "*.sock"):
         for path in places.data_dir.glob(pattern):
             freed += path.lstat().st_blocks * 512
             path.unlink()
