@@ -18,15 +18,29 @@ ROTATING_BYTES: Final = 256 * MIB
 _BLOCK: Final = 16 * MIB
 
 
-class Region:
-    """Anonymous memory, populated, aligned to a memory page; used as a ring of batches."""
+class Ring:
+    """Memory that somebody holds, used as a ring of batches of pages."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        """Where it is."""
+        self.address = address
+        self.size_bytes = size_bytes
+
+    def offsets(self, turn: int, page_bytes: int, pages: int) -> list[int]:
+        """Where the pages of batch number `turn` lie; batches follow each other around the ring."""
+        batch = page_bytes * pages
+        start = turn % (self.size_bytes // batch) * batch
+        return [start + i * page_bytes for i in range(pages)]
+
+
+class Region(Ring):
+    """Anonymous memory, populated, aligned to a memory page."""
 
     def __init__(self, size_bytes: int, *, seed: int | None = None) -> None:
         """Zeros, or bytes made from `seed`."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
         self._map = mmap.mmap(-1, size_bytes, flags=flags)
-        self.size_bytes = size_bytes
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        super().__init__(ctypes.addressof(ctypes.c_char.from_buffer(self._map)), size_bytes)
         if seed is not None:
             fill(memoryview(self._map), seed)
 
@@ -34,12 +48,6 @@ class Region:
     def view(self) -> memoryview:
         """All of it."""
         return memoryview(self._map)
-
-    def offsets(self, turn: int, page_bytes: int, pages: int) -> list[int]:
-        """Where the pages of batch number `turn` lie; batches follow each other around the ring."""
-        batch = page_bytes * pages
-        start = turn % (self.size_bytes // batch) * batch
-        return [start + i * page_bytes for i in range(pages)]
 
 
 def fill(view: memoryview, seed: int) -> None:
@@ -58,7 +66,7 @@ _memcmp: Final = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def memcpy(source: Region, into: Region, turn: int, page_bytes: int, pages: int) -> Sample:
+def memcpy(source: Ring, into: Ring, turn: int, page_bytes: int, pages: int) -> Sample:
     """Copy one batch page by page in this thread: the yardstick of one-host figures."""
     pairs = [
         (into.address + to, source.address + at)
