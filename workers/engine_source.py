@@ -10,14 +10,20 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import BadValue, KVStoreError
+from kvstore.errors import BadValue, KVStoreError, Unavailable
+from kvstore.ids import KEY_BYTES, SegmentId
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import EngineSource
 from workers.engine_child import check_peer
 from workers.ingest import PullFailed
 
 if TYPE_CHECKING:
-    from workers.engine_child import EngineChild
+    from collections.abc import Iterable
+
+    from kvstore.clock import Clock
+    from kvstore.wire.messages.puts import Ingest
+    from kvstore.wire.messages.transfers import EngineFound, FindEngine
+    from workers.engine_child import EngineChild, EngineCopy
     from workers.ingest import Target
     from workers.tiers.tier import Segment
 
@@ -25,23 +31,50 @@ GROUP_BYTES: Final = 16 * limits.MIB
 """Asked of the engine at once: a request costs about 0.1 ms, whatever its size."""
 
 
+class EngineDesk:
+    """See `workers.ingest.EngineDesk`."""
+
+    def __init__(self, child: EngineChild, segments: Iterable[Segment], clock: Clock) -> None:
+        """`child` serves exactly these segments, and stays the caller's to close."""
+        self._child = child
+        self._segments = {segment.id: segment for segment in segments}
+        self._clock = clock
+
+    def source(self, message: Ingest) -> EnginePages:
+        """The pages that a client's engine serves. BadValue for columns that do not fit."""
+        assert isinstance(message.source, EngineSource), message
+        segment = self._segments.get(SegmentId(message.segment))
+        if segment is None:
+            raise BadValue("segment", message.segment, "a segment of this worker")
+        want = len(message.keys) // KEY_BYTES * 8
+        if len(message.source.addresses) != want:
+            raise BadValue("source.addresses", len(message.source.addresses), f"{want} bytes")
+        check_peer(message.source.peer)
+        now_s = self._clock.now_s()
+        return EnginePages(self._child.copy(), segment, message.source, message.part_bytes, now_s)
+
+    def find(self, message: FindEngine) -> EngineFound:
+        """Where the segment is served. Unavailable for a stranger or another life of it (I11)."""
+        segment = self._segments.get(SegmentId(message.segment))
+        if segment is None or segment.incarnation != message.incarnation:
+            raise Unavailable(f"segment {message.segment} is not served in that life")
+        return self._child.find(segment.id)
+
+
 class EnginePages:
     """See `workers.ingest.Source`."""
 
-    group_bytes: Final = GROUP_BYTES
+    group_bytes = GROUP_BYTES
 
     def __init__(
-        self, child: EngineChild, segment: Segment, source: EngineSource, part_bytes: int,
+        self, copy: EngineCopy, segment: Segment, source: EngineSource, part_bytes: int,
         now_s: float,
     ) -> None:  # fmt: skip
-        """The whole must have come by one put timeout from `now_s`. BadValue for a bad source."""
-        check_peer(source.peer)
-        if len(source.addresses) % 8:
-            raise BadValue("source.addresses", len(source.addresses), "8 bytes a page")
+        """The whole must have come by one put timeout from `now_s`."""
         self._peer = source.peer
         self._addresses = array("Q", source.addresses)
         self._segment = segment
-        self._copy = child.copy()
+        self._copy = copy
         self._deadline_s = now_s + limits.put_timeout_s(len(self._addresses) * part_bytes)
 
     def fill(self, page: int, target: Target) -> None:
