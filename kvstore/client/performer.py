@@ -137,7 +137,7 @@ class Viewer:
         """Let every page go; how many of them somebody still uses (their locks stay)."""
         self._where.clear()
         held, self._held = self._held, []
-        return sum(each.drop(range(len(each.views))) for each in held)
+        return sum(each.end() for each in held)
 
 
 def _nothing_moved(results: Sequence[bytes]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from kvstore.transfer.memory import Memory
     from kvstore.transfer.transport import ReadSpan
 
-COPY_BYTES_MAX: Final = limits.MIB
-"""Bytes of one copy: many pages in one call, yet still in the cache when they are hashed."""
+COPY_BYTES_MAX: Final = 512 * limits.KIB
+"""Bytes of one copy: many pages in one call, yet still in the second-level cache when hashed."""
 PREFAULT_BYTES: Final = 64 * limits.MIB
 _MADV_POPULATE_READ: Final = 22
 
@@ -69,18 +70,14 @@ class MappedSegment:
             check = _Check(self.geometry, span, self._view)
         except BadValue:
             return all_of(Outcome.STALE, len(span))
-        size = span.part_bytes
         base = self._mapping.address + self.geometry.payload_base
+        copied = _hashed_copies if span.part_bytes <= COPY_BYTES_MAX else _copied_hashes
         outcomes = bytearray(len(span))
-        for first, stop in _copies(check.offsets, span.places, size):
-            start = span.places[first]
-            length = (stop - first) * size
-            copy_bytes(into.address + start, base + check.offsets[first], length)
-            for i in range(first, stop):
-                place = span.places[i]
-                outcomes[i] = check.outcome(i, into.view[place : place + size])
+        for i, digest in enumerate(copied(check, base, into)):
+            outcomes[i] = check.outcome(i, digest)
         if any(outcomes):
-            into.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], size)
+            bad = [p for p, o in zip(span.places, outcomes, strict=True) if o]
+            into.wipe(bad, span.part_bytes)
         return bytes(outcomes)
 
     def hold(self, span: ReadSpan) -> HeldSpan:
@@ -88,26 +85,29 @@ class MappedSegment:
 
         The lock comes before the verification (DESIGN 3). Pages that are not OK hold no lock.
         """
-        held = HeldSpan(self, span)
         try:
             check = _Check(self.geometry, span, self._view)
         except BadValue:
-            return held
-        starts = [self.geometry.payload_base + offset for offset in check.offsets]
-        length = size_class_of(span.part_bytes)
-        granted = self._locks.acquire(starts, length)
+            return HeldSpan(span)
+        held = HeldSpan(span, self)
+        base, size = self.geometry.payload_base, span.part_bytes
+        starts = [base + offset for offset in check.offsets]
+        granted = self._locks.acquire(starts, size_class_of(size))
+        file = self._mapping.view()
         bad: list[int] = []
         for i, start in enumerate(starts):
             if not granted[i]:
                 held.outcomes[i] = Outcome.BUSY
                 continue
-            view = self._mapping.page_view(start, span.part_bytes)
-            held.outcomes[i] = check.outcome(i, view)
+            view = file[start : start + size]
+            digest = xxhash.xxh3_64_intdigest(view, check.seed(i))
+            held.outcomes[i] = check.outcome(i, digest)
             if held.outcomes[i] == Outcome.OK:
                 held.views[i] = view
             else:
-                bad.append(start)
-        self._locks.release(bad, length)
+                bad.append(check.offsets[i])
+        self.unlock(bad, size)
+        held.file = file
         return held
 
     def unlock(self, offsets: Sequence[int], part_bytes: int) -> None:
@@ -135,41 +135,51 @@ class MappedSegment:
 
 
 class HeldSpan:
-    """Pages viewed in place: an Outcome byte and a view a page, locked until dropped."""
+    """Pages viewed in place: an Outcome byte and a view a page, locked until dropped or ended."""
 
-    __slots__ = ("_mapped", "_span", "outcomes", "views")
+    __slots__ = ("_mapped", "_span", "file", "outcomes", "views")
 
-    def __init__(self, mapped: MappedSegment | None, span: ReadSpan) -> None:
+    def __init__(self, span: ReadSpan, mapped: MappedSegment | None = None) -> None:
         """Start with every page STALE: MappedSegment.hold finds out more."""
         self._mapped = mapped
         self._span = span
         self.outcomes = bytearray(all_of(Outcome.STALE, len(span)))
         self.views: list[memoryview | None] = [None] * len(span)
+        self.file: memoryview | None = None
+        """What the views are slices of; of this span alone, so that it shows who uses them."""
 
-    def drop(self, indices: Iterable[int]) -> int:
-        """Take these pages back: their views end, their locks are released.
+    def drop(self, indices: Iterable[int]) -> None:
+        """Take back pages that nobody has been given: their views end, their locks go."""
+        held = [i for i in indices if self._end_view(i)]
+        self._unlock(held)
 
-        A page of which somebody still uses the memory (an array made of its view) keeps its lock
-        until that is gone. Returns how many of those there are.
+    def end(self) -> int:
+        """Take every page back; how many stay locked because somebody still uses this memory.
+
+        A slice or an array made of a view keeps the memory in use. Then the whole span stays
+        locked until that is gone, and is unlocked by itself.
         """
-        mapped = self._mapped
-        offsets = column(self._span.offsets)
-        ended: list[int] = []
-        leaked = 0
-        for index in indices:
-            view, self.views[index] = self.views[index], None
-            if view is None:
-                continue
-            assert mapped is not None, index
-            user = end_view(view)
-            if user is None:
-                ended.append(offsets[index])
-            else:
-                leaked += 1
-                weakref.finalize(user, mapped.unlock, [offsets[index]], self._span.part_bytes)
-        if mapped is not None:
-            mapped.unlock(ended, self._span.part_bytes)
-        return leaked
+        held = [i for i in range(len(self.views)) if self._end_view(i)]
+        user = None if self.file is None else end_view(self.file)
+        self.file = None
+        if user is None or not held:
+            self._unlock(held)
+            return 0
+        weakref.finalize(user, self._unlock, held)
+        return len(held)
+
+    def _end_view(self, index: int) -> bool:
+        view, self.views[index] = self.views[index], None
+        if view is None:
+            return False
+        with suppress(BufferError):
+            view.release()
+        return True
+
+    def _unlock(self, indices: Sequence[int]) -> None:
+        if self._mapped is not None and indices:
+            offsets = column(self._span.offsets)
+            self._mapped.unlock([offsets[i] for i in indices], self._span.part_bytes)
 
 
 class _Check:
@@ -180,27 +190,53 @@ class _Check:
         self.offsets: array[int] = column(span.offsets)
         for edge in (min(self.offsets), max(self.offsets)):
             geometry.check_extent(edge, span.part_bytes)
-        self._span = span
+        self.span = span
         self._file = file
         self._generations = column(span.generations)
         self._checksums = column(span.checksums)
         size_class = size_class_of(span.part_bytes)
         self._records: Sequence[int] = geometry.record_offsets(self.offsets, size_class)
 
-    def outcome(self, i: int, payload: memoryview) -> int:
-        """Outcome of page `i`, whose bytes are in `payload`: checksum first, record last (I8)."""
-        span = self._span
+    def seed(self, i: int) -> int:
+        """Seed of the checksum of page `i`."""
+        return checksum_seed(self.span.keys[i * KEY_BYTES : i * KEY_BYTES + 8], self.span.part)
+
+    def outcome(self, i: int, digest: int) -> int:
+        """Outcome of page `i`, whose bytes were hashed to `digest`: the record comes last (I8)."""
+        span = self.span
         key = span.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
-        seed = checksum_seed(key, span.part)
-        matches = xxhash.xxh3_64_intdigest(payload, seed) == self._checksums[i]
         record = self._file[self._records[i] : self._records[i] + RECORD_BYTES]
         generation, incarnation = self._generations[i], span.segment.incarnation
         if not is_sealed_as(record, key, span.part, generation, incarnation):
             return Outcome.STALE
-        return Outcome.OK if matches else Outcome.CHECKSUM
+        return Outcome.OK if digest == self._checksums[i] else Outcome.CHECKSUM
 
 
-def _copies(offsets: array[int], places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+def _hashed_copies(check: _Check, base: int, into: Memory) -> Iterator[int]:
+    """Copy small pages, many at once where they are neighbours; each one's checksum, in order."""
+    offsets, places, size = check.offsets, check.span.places, check.span.part_bytes
+    view = into.view
+    for first, stop in _neighbours(offsets, places, size):
+        copy_bytes(into.address + places[first], base + offsets[first], (stop - first) * size)
+        for i in range(first, stop):
+            page = view[places[i] : places[i] + size]
+            yield xxhash.xxh3_64_intdigest(page, check.seed(i))
+
+
+def _copied_hashes(check: _Check, base: int, into: Memory) -> Iterator[int]:
+    """Copy large pages, piece by piece, each hashed while it is in the cache."""
+    size, view = check.span.part_bytes, into.view
+    for i, place in enumerate(check.span.places):
+        digest = xxhash.xxh3_64(seed=check.seed(i))
+        to, source = into.address + place, base + check.offsets[i]
+        for start in range(0, size, COPY_BYTES_MAX):
+            length = min(COPY_BYTES_MAX, size - start)
+            copy_bytes(to + start, source + start, length)
+            digest.update(view[place + start : place + start + length])
+        yield digest.intdigest()
+
+
+def _neighbours(offsets: array[int], places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """Stretches [first, stop) of pages that lie one after the other on both sides."""
     pages = len(offsets)
     longest = max(1, COPY_BYTES_MAX // size)

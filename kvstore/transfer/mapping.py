@@ -48,18 +48,17 @@ class Mapping:
         weakref.finalize(self, _MUNMAP, address, length).atexit = False
 
     def view(self) -> memoryview:
-        """All bytes, read-only; the mapping stays until this and every slice of it are gone."""
-        return self.page_view(0, self.length)
+        """All bytes, read-only; the mapping stays until this and every slice of it are gone.
 
-    def page_view(self, start: int, size_bytes: int) -> memoryview:
-        """`size_bytes` from `start` on, read-only, with an owner of its own (see `end_view`)."""
-        owner = (ctypes.c_ubyte * size_bytes).from_address(self.address + start)
+        Every call makes a view with an owner of its own (see `end_view`).
+        """
+        owner = (ctypes.c_ubyte * self.length).from_address(self.address)
         owner.mapping = self  # type: ignore[attr-defined]  # what keeps us alive, as it says
         return memoryview(owner).toreadonly().cast("B")
 
 
 def end_view(view: memoryview) -> object | None:
-    """Release a view of `page_view`. Whoever still uses its memory in another way, else None.
+    """Release a `Mapping.view`. Whoever still uses its memory in another way, else None.
 
     A slice or an array made of the view keeps the owner alive, and with it this reference to it.
     """

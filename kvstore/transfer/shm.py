@@ -113,10 +113,10 @@ class ShmTransport:
         try:
             mapped = self._mapped(span.segment, time.monotonic() + timeout_s)
         except KVStoreError:
-            held = HeldSpan(None, span)
+            held = HeldSpan(span)
             held.outcomes[:] = all_of(Outcome.TRANSPORT, len(span))
             return held
-        return HeldSpan(None, span) if mapped is None else mapped.hold(span)
+        return HeldSpan(span) if mapped is None else mapped.hold(span)
 
     def ingest(self, spans: Sequence[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
         """See Transport.ingest. The source must be a Buffer's memory: workers pull from it."""
