@@ -1,0 +1,1 @@
+"""Who leaves a segment under pressure: one algorithm a file."""

@@ -1,0 +1,1 @@
+"""Where new copies go: one algorithm a file."""

@@ -1,0 +1,18 @@
+"""The emptiest segment first, by share of its capacity: load follows size, without a history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from policies.placement.protocol import Candidate
+
+
+class MostFree:
+    """Largest free share first; equal ones by name, so that the order is one."""
+
+    def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Best first; all of them."""
+        return sorted(candidates, key=lambda c: (-c.free_bytes / c.capacity_bytes, c.segment))
