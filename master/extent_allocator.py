@@ -42,6 +42,8 @@ class Chunk(msgspec.Struct, gc=False, eq=False):
     generations: array[int]
     keys: bytearray
     """The page that each slot was planned for, 32 bytes a slot."""
+    namespaces: array[int]
+    """Ordinal of that page's namespace."""
     free: int
     """Slots in state FREE."""
     hint: int = 0
@@ -83,6 +85,14 @@ class Span(msgspec.Struct, gc=False, frozen=True, eq=False):
         """Slots [first, first + count) of this span."""
         assert 0 <= first < first + count <= self.count, (first, count, self.count)
         return Span(self.chunk, self.slot + first, count)
+
+
+class Occupant(msgspec.Struct, gc=False, frozen=True):
+    """What an extent is held for."""
+
+    key: bytes
+    namespace: int
+    generation: int
 
 
 class ExtentAllocator:
@@ -132,7 +142,7 @@ class ExtentAllocator:
         """Free slots in the chunks of this class."""
         return sum(chunk.free for chunk in self._open.get(size_class, {}).values())
 
-    def plan(self, size_class: int, generation: int, keys: bytes) -> list[Span]:
+    def plan(self, size_class: int, generation: int, namespace: int, keys: bytes) -> list[Span]:
         """Reserve extents for as many of the leading `keys` as there is room for, in that order."""
         spans: list[Span] = []
         done, want = 0, len(keys) // KEY_BYTES
@@ -144,6 +154,7 @@ class ExtentAllocator:
             stop = slot + count
             span = Span(chunk, slot, count)
             chunk.generations[slot:stop] = array("Q", [generation]) * count
+            chunk.namespaces[slot:stop] = array("I", [namespace]) * count
             chunk.keys[slot * KEY_BYTES : stop * KEY_BYTES] = keys[
                 done * KEY_BYTES : (done + count) * KEY_BYTES
             ]
@@ -153,28 +164,26 @@ class ExtentAllocator:
             done += count
         return spans
 
-    def take_in(
-        self, offset: int, size_class: int, event: ExtentEvent, generation: int, key: bytes
-    ) -> Span | None:
-        """Record what a worker's inventory lists there (ADOPTED or UNACCOUNTED).
+    def take_in(self, offset: int, size_class: int, event: ExtentEvent, page: Occupant) -> bool:
+        """Record what a worker's inventory lists in a FREE slot (ADOPTED or UNACCOUNTED).
 
-        None when a chunk of another class lies there. The slot must be FREE.
+        False, and nothing changes, when a chunk of another class lies there.
         """
         start = self.geometry.chunk_start(offset, size_class)
         chunk = self.chunks.get(start)
         if chunk is None:
             frames = self.geometry.chunk_frames(size_class)
             if not self.frame_map.take_at(start // self.geometry.frame_bytes, frames):
-                return None
+                return False
             chunk = self._cut(start, size_class, frames)
         elif chunk.size_class != size_class:
-            return None
+            return False
         slot = (offset - start) // size_class
-        chunk.generations[slot] = generation
-        chunk.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = key
-        span = Span(chunk, slot, 1)
-        self.apply(span, event)
-        return span
+        chunk.generations[slot] = page.generation
+        chunk.namespaces[slot] = page.namespace
+        chunk.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = page.key
+        self.apply(Span(chunk, slot, 1), event)
+        return True
 
     def apply(self, span: Span, event: ExtentEvent) -> None:
         """Move these slots, all in one state, by the table; IllegalTransition changes nothing."""
@@ -233,8 +242,17 @@ class ExtentAllocator:
 
     def _cut(self, start: int, size_class: int, frames: int) -> Chunk:
         slots = self.geometry.chunk_slots(size_class)
-        columns = bytearray(slots), array("Q", bytes(8 * slots)), bytearray(slots * KEY_BYTES)
-        chunk = Chunk(start, size_class, slots, frames, *columns, free=slots)
+        chunk = Chunk(
+            start,
+            size_class,
+            slots,
+            frames,
+            bytearray(slots),
+            array("Q", bytes(8 * slots)),
+            bytearray(slots * KEY_BYTES),
+            array("I", bytes(4 * slots)),
+            free=slots,
+        )
         chunk.place = len(self.chunk_list)
         self.chunk_list.append(chunk)
         self.chunks[start] = chunk

@@ -63,6 +63,8 @@ class Plan(msgspec.Struct, gc=False, eq=False):
     """PlanPage of each page."""
     open: int
     """Pages in state OPEN; the plan is closed at 0."""
+    page_in_chain: int
+    """Position of its first page in the chain that was asked for."""
 
     def __len__(self) -> int:
         return len(self.states)

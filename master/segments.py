@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvstore.replica import ExtentState
 from master.extent_allocator import ExtentAllocator
 
 if TYPE_CHECKING:
     from kvstore.segment import Geometry
     from kvstore.wire.messages.common import SegmentRef
+    from master.events import SessionId
 
 
 class SegmentState(Enum):
@@ -30,30 +30,39 @@ class Segment:
     __slots__ = (
         "allocator",
         "free_not_before_s",
-        "held_bytes",
+        "held",
+        "host",
         "id",
         "incarnation",
-        "is_filled",
         "lost_at_s",
+        "orders_in_flight",
         "readable",
         "ref",
+        "registration",
+        "session",
         "state",
         "worker",
     )
 
-    def __init__(self, segment: str, worker: str, incarnation: int, geometry: Geometry) -> None:
+    def __init__(self, ref: SegmentRef) -> None:
         """Start joining, with nothing known to be in it."""
-        self.id = segment
-        self.worker = worker
-        self.incarnation = incarnation
-        self.allocator = ExtentAllocator(geometry)
+        self.id = ref.segment
+        self.worker = ref.worker
+        self.host = ref.host
+        self.incarnation = ref.incarnation
+        self.ref = ref
+        """What clients are told."""
+        self.allocator = ExtentAllocator(ref.geometry)
         self.state = SegmentState.JOINING
         self.readable = False
-        """LIVE, and so lookups may return it. Kept apart because every lookup asks."""
-        self.ref: SegmentRef | None = None
-        """What clients are told; None before the first registration is complete."""
-        self.held_bytes = 0
-        """Quarantined bytes that wait only for a reader's lock."""
+        """Whether lookups may return it. Kept apart from `state` because every lookup asks."""
+        self.session: SessionId | None = None
+        """Its worker's control connection; None while the worker is away."""
+        self.registration = 0
+        """Counts registrations and their ends: orders of an earlier one are void."""
+        self.orders_in_flight = 0
+        self.held: dict[int, int] = {}
+        """Bytes by offset of quarantined extents that wait only for a reader's lock."""
         self.free_not_before_s = 0.0
         """No extent that an inventory lists is freed before: old leases may run (I9)."""
         self.lost_at_s = 0.0
@@ -63,6 +72,7 @@ class Segment:
         """Its sizes."""
         return self.allocator.geometry
 
-    def quarantined_bytes(self) -> int:
-        """Bytes whose put failed and whose fence is not confirmed, but for those only held."""
-        return self.allocator.bytes_in[ExtentState.QUARANTINED] - self.held_bytes
+    @property
+    def takes_puts(self) -> bool:
+        """Whether extents may be planned here: reconciled, and its worker is connected."""
+        return self.state is SegmentState.LIVE and self.session is not None

@@ -1,0 +1,141 @@
+"""Taking in what a worker lists and this master does not know: proven pages, and the rest.
+
+Rows that follow each other and chain by their parents become runs again, as they were put.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.ids import KEY_BYTES
+from kvstore.record import Record, RecordFlag, RecordState
+from kvstore.replica import ExtentEvent
+from kvstore.segment import size_class_of
+from master.extent_allocator import Occupant
+from master.orders import OrderKind
+from master.packed import pack_words
+from master.puts import fill
+from master.run import Copy, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.directory import Tree
+    from master.segments import Segment
+
+ROWS_PER_STEP: Final = 128
+
+
+def adopt(core: Core, segment: Segment, records: list[Record]) -> Iterator[None]:
+    """A job: take in records whose extents are FREE here."""
+    group: list[Record] = []
+    for number, record in enumerate(records):
+        if number % ROWS_PER_STEP == ROWS_PER_STEP - 1:
+            _adopt_group(core, segment, group)
+            group = []
+            yield
+        if not _take_in(core, segment, record):
+            continue
+        if group and not _follows(group[-1], record):
+            _adopt_group(core, segment, group)
+            group = []
+        group.append(record)
+    _adopt_group(core, segment, group)
+
+
+def _take_in(core: Core, segment: Segment, record: Record) -> bool:
+    """Note the extent as adopted, or as quarantined when the page may not be served."""
+    page = Occupant(record.key, record.namespace_ordinal, record.generation)
+    wanted = _is_wanted(core, segment, record)
+    event = ExtentEvent.ADOPTED if wanted else ExtentEvent.UNACCOUNTED
+    if not segment.allocator.take_in(record.offset, record.size_class, event, page):
+        # Where a chunk of another class lies: nothing can be noted, it can only be fenced.
+        core.counters["records_misplaced"] += 1
+        order = core.orders.new(OrderKind.FENCE, segment, record.size_class)
+        order.offsets.append(record.offset)
+        order.generations.append(record.generation)
+        core.orders.give(order)
+        return False
+    core.counters["pages_adopted" if wanted else "extents_unaccounted"] += 1
+    return wanted
+
+
+def _is_wanted(core: Core, segment: Segment, record: Record) -> bool:
+    known = core.namespaces.by_ordinal(record.namespace_ordinal)
+    if (
+        known is None
+        or record.state is not RecordState.SEALED
+        or record.flags != RecordFlag.NONE
+        or record.incarnation != segment.incarnation
+        or size_class_of(record.payload_bytes) != record.size_class
+        or core.tombstones.covers(segment.id, record.key, record.generation)
+    ):
+        return False
+    parts = known.namespace.parts
+    if record.part >= known.tree.parts:
+        return False
+    if parts and parts[record.part].size_bytes != record.payload_bytes:
+        return False
+    return _fits_tree(known.tree, segment, record)
+
+
+def _fits_tree(tree: Tree, segment: Segment, record: Record) -> bool:
+    run = tree.get(record.key)
+    if run is None:
+        return True
+    page = run.page_of(record.key)
+    parent = run.key(page - 1) if page else run.parent
+    taken = any(
+        copy.segment is segment and copy.generation(page) for copy in run.copies_of(record.part)
+    )
+    return parent == record.parent and not taken
+
+
+def _follows(before: Record, record: Record) -> bool:
+    return (
+        record.parent == before.key
+        and record.part == before.part
+        and record.namespace_ordinal == before.namespace_ordinal
+        and record.payload_bytes == before.payload_bytes
+    )
+
+
+def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
+    """Put a chain of proven pages into the tree, and note where they lie."""
+    if not group:
+        return
+    first = group[0]
+    known = core.namespaces.by_ordinal(first.namespace_ordinal)
+    assert known is not None, first
+    tree = known.tree
+    keys = b"".join(record.key for record in group)
+    _make_nodes(core, segment, tree, first.parent, keys)
+    piece = Copy(
+        first.part,
+        segment,
+        first.payload_bytes,
+        pack_words(record.offset for record in group),
+        pack_words(record.generation for record in group),
+        pack_words(record.checksum for record in group),
+        absent=0,
+    )
+    found = fill(core, tree, keys, piece)
+    assert found == len(group), (found, len(group))
+
+
+def _make_nodes(core: Core, segment: Segment, tree: Tree, parent: bytes, keys: bytes) -> None:
+    at = 0
+    stops = [(stretch.first, stretch.first + stretch.count) for stretch in tree.stretches(keys)]
+    pages = len(keys) // KEY_BYTES
+    ttl_s = core.tunables.page_ttl_s
+    for stop, after in [*stops, (pages, pages)]:
+        if at < stop:
+            gap = keys[at * KEY_BYTES : stop * KEY_BYTES]
+            above = keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else parent
+            heat = core.eviction.entered(gap[:KEY_BYTES], core.now)
+            pattern = Run(tree.namespace, above, b"", ttl_s, core.now, core.now + ttl_s, heat)
+            # Leases of an earlier master or registration may run (I9).
+            for run in tree.add(pattern, gap):
+                run.leased_until_s = segment.free_not_before_s
+        at = after

@@ -1,0 +1,164 @@
+"""What the operations of the master share: the state, the time of the event, the actions so far.
+
+Holds state and the few verbs that every operation needs; decides nothing. Only code called from
+MasterState.handle may change it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import InvariantBroken
+from kvstore.ids import Epoch, generation_of
+from kvstore.lease import granter_release_s
+from kvstore.wire.messages.hello import Failure
+from master.events import Persist, Reply, SessionId, TicketId
+from master.namespaces import Namespaces
+from master.orders import OrderBook
+from master.placing import Ranking
+from master.tombstones import Tombstones
+from master.waiting import WaitingPuts
+from master.wheel import Wheel
+from policies import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvstore.errors import KVStoreError
+    from kvstore.wire.messages.base import Message
+    from master.events import Action
+    from master.inventory import Comparison
+    from master.membership import Worker
+    from master.plans import Plan, Put
+    from master.run import Run
+    from master.segments import Segment
+    from master.sessions import Caller, Owner, Session
+    from master.tunables import Tunables
+
+EXPIRY_GRAIN_S: Final = 0.25
+PUT_GRAIN_S: Final = 0.05
+DONE: Final = object()
+NOT_STARTED: Final = float("-inf")
+
+
+class Core:
+    """State of one master, for the operations in this package."""
+
+    def __init__(self, tunables: Tunables, epoch: Epoch) -> None:
+        """Start with nothing known; time starts with the first event."""
+        self.tunables = tunables
+        self.epoch = epoch
+        self.started_s = NOT_STARTED
+        self.now = NOT_STARTED
+        self.actions: list[Action] = []
+        self.counters: Counter[str] = Counter()
+
+        self.sessions: dict[SessionId, Session] = {}
+        self.owners: dict[bytes, Owner] = {}
+        self.workers: dict[str, Worker] = {}
+        self.segments: dict[str, Segment] = {}
+        self.version = 0
+        """Counts changes of which segments are readable; every run's mask depends on it."""
+
+        self.expiry: Wheel[Run] = Wheel(EXPIRY_GRAIN_S)
+        self.namespaces = Namespaces()
+        self.plans: dict[int, Plan] = {}
+        self.put_deadlines: Wheel[Put] = Wheel(PUT_GRAIN_S)
+        self.waiting = WaitingPuts()
+        self.orders = OrderBook(epoch)
+        self.tombstones = Tombstones()
+        self.eviction = registry.eviction(tunables.eviction)
+        self.placement = registry.placement(tunables.placement)
+
+        self.ranking = Ranking()
+        self.wanted_bytes: Counter[int] = Counter()
+        """Bytes that puts found no room for since room was last made, by size class."""
+
+        self.comparisons: dict[str, Comparison] = {}
+        """Inventories under way, by segment."""
+        self.jobs: deque[Iterator[None]] = deque()
+        """Long work, cut in steps; each runs a step in turn."""
+
+        self._generations = 0
+        self._tickets = 0
+        self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
+
+    def set_time(self, now: float) -> None:
+        """It is `now`: for the whole of one event."""
+        if self.started_s == NOT_STARTED:
+            self.started_s = now
+        assert now >= self.now, (now, self.now)  # I26: the monotonic clock of the shell
+        self.now = now
+
+    def take_actions(self) -> list[Action]:
+        """What is to be done about the event."""
+        actions, self.actions = self.actions, []
+        return actions
+
+    def reply(self, caller: Caller, message: Message) -> None:
+        """Answer a request."""
+        self.actions.append(Reply(caller.session.id, caller.request_id, message))
+
+    def refuse(self, caller: Caller, error: KVStoreError) -> None:
+        """Answer a request that cannot be carried out. Our own bugs are no answers: they raise."""
+        if isinstance(error, InvariantBroken):
+            raise error
+        self.counters[f"refused_{error.code}"] += 1
+        self.reply(caller, Failure(error.code, str(error)))
+
+    def new_generation(self) -> int:
+        """A number that no allocation of any master has had."""
+        self._generations += 1
+        return generation_of(self.epoch, self._generations)
+
+    def lease_end_s(self) -> float:
+        """Until when a lease granted now keeps extents from being reused (I9)."""
+        return granter_release_s(self.now, self.tunables.lease_ttl_s)
+
+    def page_ttl_s(self, asked: float | None) -> float:
+        """The TTL of pages put with this wish, within its bounds."""
+        if asked is None:
+            return self.tunables.page_ttl_s
+        return min(max(asked, limits.PAGE_TTL_MIN_S), limits.PAGE_TTL_MAX_S)
+
+    def start(self, job: Iterator[None]) -> None:
+        """Do the first step of a job now, the others bit by bit."""
+        if next(job, DONE) is not DONE:
+            self.jobs.append(job)
+
+    def run_jobs(self, steps: int) -> None:
+        """Do so many steps of the jobs, in turn."""
+        for _ in range(steps):
+            if not self.jobs:
+                return
+            self.start(self.jobs.popleft())
+
+    def persist(
+        self,
+        puts: tuple[tuple[str, bytes], ...] = (),
+        deletes: tuple[str, ...] = (),
+        then: Callable[[], None] | None = None,
+    ) -> TicketId:
+        """Write durably; `then` runs when that is done."""
+        self._tickets += 1
+        ticket = TicketId(self._tickets)
+        self._on_persisted[ticket] = [] if then is None else [then]
+        self.actions.append(Persist(ticket, puts, deletes))
+        return ticket
+
+    def when_persisted(self, ticket: TicketId, then: Callable[[], None]) -> None:
+        """Run `then` when this ticket, which is still open, is durable."""
+        self._on_persisted[ticket].append(then)
+
+    def persisted(self, ticket: TicketId) -> None:
+        """A ticket is durable."""
+        for then in self._on_persisted.pop(ticket, ()):
+            then()
+
+    def touch(self, run: Run) -> None:
+        """Note an access: the TTL starts anew, the policy hears of it."""
+        run.heat = self.eviction.touched(run.heat, self.now)
+        expires_s = min(self.now + run.ttl_s, run.created_s + self.tunables.page_age_max_s)
+        run.expires_s = max(run.expires_s, expires_s)

@@ -1,0 +1,138 @@
+"""Full checks of the master's state against itself (numbers of ARCHITECTURE.md). Test and idle use.
+
+Reads everything, changes nothing; takes time in proportion to the pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.errors import InvariantBroken
+from kvstore.replica import ExtentState
+from master.packed import split_keys, words
+from master.segments import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.run import Copy, Run
+
+Place = tuple[int, int]
+"""A segment, by identity, and an offset in it."""
+
+
+def check_invariants(core: Core) -> None:
+    """Raise InvariantBroken, naming the invariant, when the state contradicts itself."""
+    for segment in core.segments.values():
+        segment.allocator.check()
+        if segment.readable != (segment.state is SegmentState.LIVE):
+            raise InvariantBroken(f"I3: segment {segment.id} is {segment.state} and readable")
+    for known in core.namespaces:
+        known.tree.check()
+    sealed = _check_copies(core)
+    reserved = _check_plans(core)
+    _check_extents(core, sealed, reserved)
+    _check_owners(core)
+
+
+def _runs(core: Core) -> Iterator[tuple[int, Run]]:
+    for known in core.namespaces:
+        for run in known.tree.all_runs():
+            yield known.tree.parts, run
+
+
+def _check_copies(core: Core) -> dict[Place, bytes]:
+    """The places of all copies, each in one run only (I5); masks are what copies say (I3, I15)."""
+    places: dict[Place, bytes] = {}
+    for parts, run in _runs(core):
+        for copy in run.copies:
+            _collect(places, run, copy)
+        if run.mask_version == core.version:
+            kept = run.mask
+            run.mask_version = -1
+            if run.readable(parts, core.version) != kept:
+                raise InvariantBroken(f"I15: stale mask of a run of {len(run)} pages")
+    return places
+
+
+def _collect(places: dict[Place, bytes], run: Run, copy: Copy) -> None:
+    generations, offsets = words(copy.generations), words(copy.offsets)
+    for page, key in enumerate(split_keys(run.keys)):
+        if generations[page]:
+            place = (id(copy.segment), offsets[page])
+            if place in places:
+                raise InvariantBroken(f"I5: offset {offsets[page]} of {copy.segment.id} twice")
+            places[place] = key
+            span = copy.segment.allocator.locate(offsets[page], _class(copy))
+            if span is None or span.chunk.generations[span.slot] != generations[page]:
+                raise InvariantBroken(f"I3: no such generation at {offsets[page]}")
+            if span.chunk.states[span.slot] != ExtentState.SEALED:
+                raise InvariantBroken(f"I3: copy at {offsets[page]} is not sealed")
+
+
+def _class(copy: Copy) -> int:
+    align = limits.EXTENT_ALIGN_BYTES
+    return (copy.part_bytes + align - 1) // align * align
+
+
+def _check_plans(core: Core) -> dict[Place, bytes]:
+    """The places of all open pages; their nodes are in the tree and know the plan (I14, I18)."""
+    places: dict[Place, bytes] = {}
+    for generation, plan in core.plans.items():
+        if plan.generation != generation or plan.put.plans.get(generation) is not plan:
+            raise InvariantBroken(f"I18: {plan} has no put")
+        if plan.open != plan.states.count(0) or not plan.open:
+            raise InvariantBroken(f"I18: {plan} counts wrongly")
+        known = core.namespaces.by_ordinal(plan.namespace)
+        offsets = words(plan.offsets)
+        for page, key in enumerate(split_keys(plan.keys)):
+            run = known.tree.get(key) if known is not None else None
+            if plan.states[page] == 0:
+                if run is None or plan not in run.plans:
+                    raise InvariantBroken(f"I14: page {page} of {plan} is not in the tree")
+                places[id(plan.segment), offsets[page]] = key
+    for _, run in _runs(core):
+        for plan in run.plans:
+            if core.plans.get(plan.generation) is not plan:
+                raise InvariantBroken(f"I18: a run of {len(run)} pages keeps closed {plan}")
+    return places
+
+
+def _check_extents(core: Core, sealed: dict[Place, bytes], reserved: dict[Place, bytes]) -> None:
+    """SEALED extents are exactly the copies, RESERVED ones the open pages (I13, I17)."""
+    found: dict[ExtentState, dict[Place, bytes]] = {
+        ExtentState.SEALED: {},
+        ExtentState.RESERVED: {},
+    }
+    for segment in core.segments.values():
+        for chunk in segment.allocator.chunk_list:
+            for state, places in found.items():
+                for slot in chunk.slots_in(state):
+                    places[id(segment), chunk.offset(slot)] = chunk.key(slot)
+    known = {id(segment) for segment in core.segments.values()}
+    for state, expected in ((ExtentState.SEALED, sealed), (ExtentState.RESERVED, reserved)):
+        # Copies in a segment that was forgotten are cleaned away bit by bit.
+        expected = {place: key for place, key in expected.items() if place[0] in known}
+        if expected != found[state]:
+            raise InvariantBroken(
+                f"I17: {len(found[state])} extents are {state.name}, {len(expected)} are known"
+            )
+
+
+def _check_owners(core: Core) -> None:
+    """Every put and wait has an owner that is connected, and a deadline (I18)."""
+    for owner in core.owners.values():
+        if not owner.sessions or any(session not in core.sessions for session in owner.sessions):
+            raise InvariantBroken("I18: an owner without a session")
+    puts = {id(plan.put): plan.put for plan in core.plans.values()}
+    for put in puts.values():
+        held = core.owners.get(put.owner)
+        if held is None or held.puts.get(put.request) is not put or put.bucket < 0:
+            raise InvariantBroken("I18: a put without an owner or a deadline")
+    if sum(len(owner.puts) for owner in core.owners.values()) != len(puts):
+        raise InvariantBroken("I18: an owner keeps a put without open plans")
+    waits = sum(len(owner.waits) for owner in core.owners.values())
+    if waits != len(core.waiting) or waits > limits.WAITING_PUTS_MAX:
+        raise InvariantBroken(f"I18: {waits} waiting puts of {len(core.waiting)}")

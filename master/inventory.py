@@ -1,0 +1,280 @@
+"""Comparing a worker's records with what this master believes; then the segment may serve.
+
+By digest a chunk, row by row only where digests differ. What happens to an extent:
+
+| worker says, master says | FREE      | RESERVED       | SEALED     | RETIRED | QUARANTINED |
+|--------------------------|-----------|----------------|------------|---------|-------------|
+| nothing                  | -         | stays open (1) | lost       | FREE    | fence       |
+| RESERVED                 | fence     | stays open (1) | lost, free | free    | fence       |
+| SEALED, same generation  | adopt (2) | sealed (3)     | stays      | free    | fence       |
+| SEALED, other generation | adopt (2) | plan fails     | lost, free | free    | fence       |
+| REMOVED                  | fence     | plan fails     | lost, free | free    | fence       |
+
+(1) Unless the incarnation is a new one: the pull died with the old one, so the plan fails.
+(2) Proven by the record and fitting the namespace's layout, not covered by a tombstone (I29), and
+    the tree has no copy of this part in this segment; otherwise it is fenced as QUARANTINED.
+(3) The report was lost; the record is as good as the report.
+"fence" and "free" are orders, given once the segment is live, for the higher of both generations,
+and never before leases that another master or registration granted have ended (I9).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import AccessDenied, BadValue, CorruptPage, Unavailable
+from kvstore.record import RECORD_BYTES, Record, RecordState, chunk_digest, unpack_record
+from kvstore.replica import ExtentEvent, ExtentState
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.membership import (
+    ChunkDigest,
+    InventoryEnd,
+    InventoryRows,
+    InventoryWanted,
+    OfferInventory,
+)
+from master.adoption import adopt
+from master.extent_allocator import FREE, Span
+from master.losses import drop_copy
+from master.orders import OrderKind
+from master.placing import forget_ranking
+from master.puts import fail_pages, seal_pages
+from master.segments import Segment, SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.extent_allocator import Chunk
+    from master.sessions import Caller
+
+SLOTS_PER_STEP: Final = 256
+
+
+class SealedSlots(Enum):
+    """What a chunk's digest says of the slots that are SEALED here."""
+
+    ARE_PROVEN = auto()
+    ARE_GONE = auto()
+
+
+_LISTED: Final = int(RecordState.SEALED)
+
+
+class Comparison(msgspec.Struct, eq=False):
+    """An inventory under way; it belongs to one registration of the segment."""
+
+    registration: int
+    wanted: dict[int, None] = {}
+    """Chunk starts whose rows are still to come."""
+
+
+def offer_inventory(core: Core, caller: Caller, message: OfferInventory) -> None:
+    """Compare digests; answer InventoryWanted: the chunks whose rows are needed."""
+    segment = _joining(core, caller, message.segment, message.incarnation)
+    listed = {chunk.chunk_start: chunk for chunk in message.chunks}
+    if len(listed) != len(message.chunks) or len(listed) > segment.geometry.frames:
+        raise BadValue("chunks", len(message.chunks), "each once")
+    core.comparisons[segment.id] = Comparison(segment.registration, {})
+    core.start(_while_registered(segment, _compare_digests(core, caller, segment, listed)))
+
+
+def _compare_digests(
+    core: Core, caller: Caller, segment: Segment, listed: dict[int, ChunkDigest]
+) -> Iterator[None]:
+    """A job: settle what the digests prove, ask for the rest."""
+    comparison = core.comparisons[segment.id]
+    for chunk in list(segment.allocator.chunk_list):
+        theirs = listed.get(chunk.start)
+        if theirs is None or theirs.size_class != chunk.size_class:
+            yield from _settle_unlisted(core, segment, chunk, SealedSlots.ARE_GONE)
+        elif theirs.digest == _digest(chunk):
+            del listed[chunk.start]
+            yield from _settle_unlisted(core, segment, chunk, SealedSlots.ARE_PROVEN)
+        yield
+    comparison.wanted = dict.fromkeys(sorted(listed))
+    core.reply(caller, InventoryWanted(tuple(comparison.wanted)))
+
+
+def _while_registered(segment: Segment, job: Iterator[None]) -> Iterator[None]:
+    """The job, until the registration that it belongs to ends."""
+    registration = segment.registration
+    for _ in job:
+        yield
+        if segment.registration != registration:
+            return
+
+
+def _digest(chunk: Chunk) -> int:
+    """What the worker's digest is if it lists exactly the extents that are SEALED here."""
+    generations = chunk.generations
+    slots = chunk.slots_in(ExtentState.SEALED)
+    return chunk_digest((slot, _LISTED, generations[slot]) for slot in slots)
+
+
+def _settle_unlisted(
+    core: Core, segment: Segment, chunk: Chunk, sealed: SealedSlots
+) -> Iterator[None]:
+    """Settle the extents of a chunk that the worker does not list."""
+    steps = 0
+    for slot, state in enumerate(bytes(chunk.states)):
+        if state == FREE or (state == ExtentState.SEALED and sealed is SealedSlots.ARE_PROVEN):
+            continue
+        _settle(core, segment, chunk, slot, None)
+        steps += 1
+        if steps % SLOTS_PER_STEP == 0:
+            yield
+
+
+def inventory_rows(core: Core, caller: Caller, message: InventoryRows) -> None:
+    """Compare one chunk's records with ours; answer Done."""
+    segment = _joining(core, caller, message.segment, message.incarnation)
+    comparison = _comparison(core, segment)
+    if message.chunk_start not in comparison.wanted:
+        core.reply(caller, Done())  # repeated
+        return
+    if len(message.rows) % RECORD_BYTES:
+        raise BadValue("rows", len(message.rows), f"a multiple of {RECORD_BYTES} bytes")
+    frames = segment.geometry.chunk_frames(message.size_class) if message.size_class > 0 else 0
+    if not frames or message.chunk_start % (frames * segment.geometry.frame_bytes):
+        raise BadValue("chunk_start", message.chunk_start, "aligned for its size class")
+    core.start(_while_registered(segment, _compare_rows(core, caller, segment, message)))
+
+
+def _compare_rows(
+    core: Core, caller: Caller, segment: Segment, message: InventoryRows
+) -> Iterator[None]:
+    """A job: settle every extent that either side lists, then adopt what is new."""
+    records: dict[int, Record] = {}
+    for number, at in enumerate(range(0, len(message.rows), RECORD_BYTES)):
+        record = _unpacked(core, segment, message, message.rows[at : at + RECORD_BYTES])
+        if record is not None:
+            records[record.offset] = record
+        if number % SLOTS_PER_STEP == SLOTS_PER_STEP - 1:
+            yield
+    chunk = segment.allocator.chunks.get(message.chunk_start)
+    if chunk is not None and chunk.size_class == message.size_class:
+        for slot, state in enumerate(bytes(chunk.states)):
+            if state != FREE:
+                _settle(core, segment, chunk, slot, records.pop(chunk.offset(slot), None))
+            if slot % SLOTS_PER_STEP == SLOTS_PER_STEP - 1:
+                yield
+    yield from adopt(core, segment, list(records.values()))
+    _comparison(core, segment).wanted.pop(message.chunk_start, None)
+    core.reply(caller, Done())
+
+
+def _unpacked(core: Core, segment: Segment, message: InventoryRows, row: bytes) -> Record | None:
+    """The record, None (and counted) when it is not whole or not of this chunk."""
+    try:
+        record = unpack_record(row)
+        if record is None or record.state is RecordState.FREE:
+            return None
+        segment.geometry.check_extent(record.offset, record.size_class)
+    except (CorruptPage, BadValue):
+        core.counters["records_corrupt"] += 1
+        return None
+    start = segment.geometry.chunk_start(record.offset, record.size_class)
+    if (start, record.size_class) != (message.chunk_start, message.size_class):
+        core.counters["records_corrupt"] += 1
+        return None
+    return record
+
+
+def _settle(core: Core, segment: Segment, chunk: Chunk, slot: int, record: Record | None) -> None:
+    """One extent that is not FREE here, by the table above."""
+    state = chunk.states[slot]
+    generation = chunk.generations[slot]
+    same = (
+        record is not None
+        and record.state is RecordState.SEALED
+        and (record.generation, record.key) == (generation, chunk.key(slot))
+    )
+    if state == ExtentState.RESERVED:
+        _settle_reserved(core, segment, chunk, slot, record if same else None, record)
+    elif state == ExtentState.SEALED and not same:
+        drop_copy(core, segment, chunk, slot)
+        segment.allocator.apply(Span(chunk, slot, 1), ExtentEvent.RETIRED)
+        core.counters["pages_lost"] += 1
+        state = ExtentState.RETIRED
+    if state == ExtentState.RETIRED and record is None:
+        segment.allocator.apply(Span(chunk, slot, 1), ExtentEvent.FREED)
+    elif record is not None and not same:
+        chunk.generations[slot] = max(generation, record.generation)
+
+
+def _settle_reserved(
+    core: Core,
+    segment: Segment,
+    chunk: Chunk,
+    slot: int,
+    proof: Record | None,
+    record: Record | None,
+) -> None:
+    plan = core.plans[chunk.generations[slot]]
+    page = plan.page_of(chunk.key(slot))
+    if proof is not None and (proof.part, proof.payload_bytes) == (plan.part, plan.part_bytes):
+        seal_pages(core, plan, page, 1, proof.checksum.to_bytes(8, "little"))
+    elif record is not None and record.state is not RecordState.RESERVED:
+        fail_pages(core, plan, page, 1)
+
+
+def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
+    """The segment is compared: it may serve; what is left to fence and free is ordered."""
+    segment = core.segments.get(message.segment)
+    if segment is not None and segment.state is SegmentState.LIVE:
+        core.reply(caller, Done())  # repeated
+        return
+    segment = _joining(core, caller, message.segment, message.incarnation)
+    missing = len(_comparison(core, segment).wanted)
+    if missing:
+        raise Unavailable(f"segment {segment.id}: rows of {missing} chunks are missing")
+    del core.comparisons[segment.id]
+    core.orders.drop(segment)
+    segment.state, segment.readable = SegmentState.LIVE, True
+    core.version += 1
+    forget_ranking(core)
+    core.tombstones.keep_only(segment.id, _order_leftovers(core, segment))
+    core.waiting.wake_for_room()
+    core.reply(caller, Done())
+
+
+def _order_leftovers(core: Core, segment: Segment) -> set[bytes]:
+    """Fence and free what is neither free nor in use; the keys of those extents."""
+    keys: set[bytes] = set()
+    kinds = ((ExtentState.QUARANTINED, OrderKind.FENCE), (ExtentState.RETIRED, OrderKind.FREE))
+    for chunk in segment.allocator.chunk_list:
+        for state, kind in kinds:
+            order = core.orders.new(kind, segment, chunk.size_class)
+            for slot in chunk.slots_in(state):
+                order.offsets.append(chunk.offset(slot))
+                order.generations.append(chunk.generations[slot])
+                keys.add(chunk.key(slot))
+            if len(order):
+                core.orders.give_at(order, max(core.now, segment.free_not_before_s))
+    return keys
+
+
+def _joining(core: Core, caller: Caller, name: str, incarnation: int) -> Segment:
+    """The segment that the caller may offer; Unavailable when it must register again."""
+    caller.session.must_be_worker()
+    segment = core.segments.get(name)
+    if segment is None or segment.session is None:
+        raise Unavailable(f"segment {name} is not registered")
+    if segment.session != caller.session.id:
+        raise AccessDenied(f"segment {name} was registered on another connection")
+    if segment.incarnation != incarnation:
+        raise BadValue("incarnation", incarnation, f"{segment.incarnation}, as registered")
+    if segment.state is not SegmentState.JOINING:
+        raise Unavailable(f"segment {name} is {segment.state.value}: register again to compare")
+    return segment
+
+
+def _comparison(core: Core, segment: Segment) -> Comparison:
+    comparison = core.comparisons.get(segment.id)
+    if comparison is None or comparison.registration != segment.registration:
+        raise Unavailable(f"segment {segment.id}: offer the inventory first")
+    return comparison

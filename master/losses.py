@@ -1,0 +1,100 @@
+"""What it means that a worker is away or lost: orders void, plans failed, copies cleaned away.
+
+The copies of a lost segment are misses at once (Segment.readable); taking them out of the tree is
+a job in steps. A slot that a lost segment's copy leaves may be counted FREE without the worker's
+word, because nothing is planned there before its inventory has been compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.replica import ExtentEvent, ExtentState
+from master.extent_allocator import Span
+from master.puts import fail_plan, prune
+from master.segments import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.extent_allocator import Chunk
+    from master.membership import Worker
+    from master.segments import Segment
+
+SLOTS_PER_STEP: Final = 256
+
+
+def detach(core: Core, worker: Worker) -> None:
+    """Its control connection is gone or replaced: every order is void, nothing is planned there."""
+    worker.session = None
+    for segment in worker.segments.values():
+        detach_segment(core, segment)
+
+
+def detach_segment(core: Core, segment: Segment) -> None:
+    """Void the segment's orders; what they were about is asked anew after the next inventory."""
+    segment.session = None
+    segment.held.clear()
+    if segment.allocator.bytes_in[ExtentState.RETIRED]:
+        # When each of these may be freed was known to its order only.
+        segment.free_not_before_s = max(segment.free_not_before_s, core.lease_end_s())
+    core.orders.drop(segment)
+
+
+def lose_segment(core: Core, segment: Segment) -> None:
+    """Its copies are misses from now on, its open plans fail."""
+    segment.state, segment.readable = SegmentState.LOST, False
+    segment.lost_at_s = core.now
+    core.version += 1
+    detach_segment(core, segment)
+    fail_plans(core, segment)
+    core.jobs.append(clean(core, segment))
+
+
+def fail_plans(core: Core, segment: Segment) -> None:
+    """No pull into the segment can be finished any more."""
+    for plan in [plan for plan in core.plans.values() if plan.segment is segment]:
+        fail_plan(core, plan)
+
+
+def clean(core: Core, segment: Segment) -> Iterator[None]:
+    """A job: take the lost segment's copies out of the tree, until it is registered again."""
+    registration = segment.registration
+    for chunk in list(segment.allocator.chunk_list):
+        slot = 0
+        while registration == segment.registration:
+            slot = _clean_slots(core, segment, chunk, slot)
+            if slot < 0:
+                break
+            yield
+
+
+def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:
+    """Clean some slots from `first` on; where to go on, or -1 at the end."""
+    for done, slot in enumerate(chunk.slots_in(ExtentState.SEALED, first)):
+        if done == SLOTS_PER_STEP:
+            return slot
+        drop_copy(core, segment, chunk, slot)
+        span = Span(chunk, slot, 1)
+        segment.allocator.apply(span, ExtentEvent.RETIRED)
+        segment.allocator.apply(span, ExtentEvent.FREED)
+        core.counters["pages_lost"] += 1
+    return -1
+
+
+def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> None:
+    """Take the copy in this SEALED slot out of the tree; the slot itself is the caller's."""
+    key = chunk.key(slot)
+    known = core.namespaces.by_ordinal(chunk.namespaces[slot])
+    assert known is not None, key
+    run = known.tree.get(key)
+    assert run is not None, key
+    page, offset = run.page_of(key), chunk.offset(slot)
+    for copy in run.copies:
+        if copy.segment is segment and copy.generation(page) and copy.offset(page) == offset:
+            segment.free_not_before_s = max(segment.free_not_before_s, run.leased_until_s)
+            run.clear(copy, page)
+            prune(core, known.tree, run)
+            return
+    raise AssertionError(f"no copy of {key.hex()} at {offset} in {segment.id}")

@@ -1,0 +1,198 @@
+"""Workers: registration, heartbeat, absence and loss. Who is there, and which segments they lend.
+
+A segment is JOINING from its registration until its inventory is compared (master.inventory),
+then LIVE; LOST when its worker was silent for `worker_lost_after_s`. Must not know rows or digests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import AccessDenied, BadValue
+from kvstore.segment import check_geometry
+from kvstore.wire.messages.common import Address, SegmentRef
+from kvstore.wire.messages.membership import (
+    Heartbeat,
+    HeartbeatNoted,
+    RegisterWorker,
+    SegmentOffer,
+    WorkerAccepted,
+)
+from master.events import CloseSession, SessionId
+from master.losses import detach, fail_plans, lose_segment
+from master.placing import forget_ranking
+from master.segments import Segment, SegmentState
+
+if TYPE_CHECKING:
+    from master.core import Core
+    from master.sessions import Caller, Session
+
+SEGMENTS_PER_WORKER_MAX: Final = 1024
+ADDRESSES_PER_WORKER_MAX: Final = 64
+SEGMENT_NAME_BYTES_MAX: Final = 64
+"""What a segment header holds."""
+
+
+class Worker(msgspec.Struct, eq=False):
+    """One worker, known by its name, through all its lives."""
+
+    id: str
+    host: str
+    addresses: tuple[Address, ...]
+    session: SessionId | None
+    """Its control connection; None while it is away."""
+    heard_s: float
+    segments: dict[str, Segment] = {}
+    lost: bool = False
+
+    @property
+    def state(self) -> SegmentState:
+        """That of its segments, as one."""
+        if self.lost:
+            return SegmentState.LOST
+        live = all(segment.state is SegmentState.LIVE for segment in self.segments.values())
+        return SegmentState.LIVE if live else SegmentState.JOINING
+
+
+def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None:
+    """Take a worker's segments in as JOINING; answer WorkerAccepted. Safe to repeat."""
+    session = caller.session
+    session.must_be_worker()
+    if message.worker != session.name:
+        raise AccessDenied(f"worker {session.name} registers as {message.worker}")
+    _check(core, message)
+    worker = core.workers.get(message.worker)
+    if worker is None:
+        worker = Worker(message.worker, message.host, (), None, core.now)
+        core.workers[worker.id] = worker
+    if worker.session not in (None, session.id):
+        core.actions.append(CloseSession(worker.session))
+    detach(core, worker)
+    worker.host, worker.addresses = message.host, message.addresses
+    worker.session, worker.heard_s, worker.lost = session.id, core.now, False
+    offered = {offer.segment: offer for offer in message.segments}
+    for name in [name for name in worker.segments if name not in offered]:
+        _forget_segment(core, worker.segments[name])
+    for offer in message.segments:
+        _join(core, worker, offer)
+    core.version += 1
+    forget_ranking(core)
+    core.counters["registrations"] += 1
+    tunables = core.tunables
+    core.reply(
+        caller,
+        WorkerAccepted(core.epoch, tunables.heartbeat_interval_s, tunables.worker_lost_after_s),
+    )
+
+
+def _check(core: Core, message: RegisterWorker) -> None:
+    names = [offer.segment for offer in message.segments]
+    if len(names) > SEGMENTS_PER_WORKER_MAX or len(set(names)) != len(names):
+        raise BadValue("segments", names, f"at most {SEGMENTS_PER_WORKER_MAX}, each once")
+    if len(message.addresses) > ADDRESSES_PER_WORKER_MAX:
+        raise BadValue("addresses", len(names), f"at most {ADDRESSES_PER_WORKER_MAX}")
+    for offer in message.segments:
+        if not 0 < len(offer.segment.encode()) <= SEGMENT_NAME_BYTES_MAX:
+            raise BadValue("segment", offer.segment, f"1 to {SEGMENT_NAME_BYTES_MAX} bytes")
+        check_geometry(offer.geometry.payload_bytes, offer.geometry.chunk_bytes)
+        known = core.segments.get(offer.segment)
+        if known is None:
+            continue
+        if known.worker != message.worker and known.state is not SegmentState.LOST:
+            raise BadValue("segment", offer.segment, f"a segment not lent by {known.worker}")
+        if offer.incarnation < known.incarnation:
+            raise BadValue("incarnation", offer.incarnation, f"at least {known.incarnation}")
+
+
+def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
+    segment = core.segments.get(offer.segment)
+    ref = SegmentRef(
+        offer.segment,
+        offer.incarnation,
+        offer.tier,
+        offer.geometry,
+        worker.id,
+        worker.host,
+        worker.addresses,
+    )
+    if segment is not None and segment.geometry != offer.geometry:
+        _forget_segment(core, segment)  # another file under the name of an old one
+        segment = None
+    if segment is None:
+        segment = Segment(ref)
+        # Readers of an earlier master may hold leases on anything that the inventory lists (I9).
+        grace_s = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+        segment.free_not_before_s = core.started_s + grace_s
+        core.segments[segment.id] = segment
+    elif segment.worker != worker.id:
+        core.workers[segment.worker].segments.pop(segment.id, None)
+    if offer.incarnation != segment.incarnation:
+        fail_plans(core, segment)  # pulls into the old life have ended, new ones are refused (I11)
+    segment.ref = ref
+    segment.worker, segment.host = worker.id, worker.host
+    segment.incarnation = offer.incarnation
+    segment.state, segment.readable = SegmentState.JOINING, False
+    segment.session = worker.session
+    worker.segments[segment.id] = segment
+
+
+def _forget_segment(core: Core, segment: Segment) -> None:
+    """It will not come back: its copies are cleaned away, its tombstones have no use."""
+    lose_segment(core, segment)
+    core.tombstones.keep_only(segment.id, set())
+    del core.segments[segment.id]
+    core.workers[segment.worker].segments.pop(segment.id, None)
+
+
+def heartbeat(core: Core, caller: Caller, message: Heartbeat) -> None:
+    """Answer HeartbeatNoted; `known` is False when the worker must register again."""
+    caller.session.must_be_worker()
+    worker = core.workers.get(message.worker)
+    known = worker is not None and worker.session == caller.session.id and not worker.lost
+    core.reply(caller, HeartbeatNoted(core.epoch, known))
+
+
+def heard_from(core: Core, session: Session) -> None:
+    """Any request on its control connection shows that a worker lives."""
+    worker = core.workers.get(session.name)
+    if worker is not None and worker.session == session.id and not worker.lost:
+        worker.heard_s = core.now
+
+
+def session_closed(core: Core, session: Session) -> None:
+    """If that was a worker's control connection, it is away; it is lost when it stays away."""
+    worker = core.workers.get(session.name)
+    if worker is not None and worker.session == session.id:
+        detach(core, worker)
+        forget_ranking(core)
+
+
+def lose_silent_workers(core: Core) -> None:
+    """Lose the workers that were silent for too long, forget those lost for much longer."""
+    for worker in list(core.workers.values()):
+        silent_s = core.now - worker.heard_s
+        if not worker.lost and silent_s >= core.tunables.worker_lost_after_s:
+            worker.lost = True
+            detach(core, worker)
+            for segment in worker.segments.values():
+                lose_segment(core, segment)
+            forget_ranking(core)
+            core.counters["workers_lost"] += 1
+        elif worker.lost and silent_s >= core.tunables.segment_forget_s:
+            for segment in list(worker.segments.values()):
+                _forget_segment(core, segment)
+            del core.workers[worker.id]
+
+
+def next_loss_s(core: Core) -> float:
+    """When the next worker will have been silent for too long."""
+    tunables = core.tunables
+    limits_s = (
+        worker.heard_s
+        + (tunables.segment_forget_s if worker.lost else tunables.worker_lost_after_s)
+        for worker in core.workers.values()
+    )
+    return min(limits_s, default=float("inf"))

@@ -1,0 +1,125 @@
+"""Namespaces known to this master: ordinals, trees, and their durable values.
+
+Owns the keys `namespaces/<id>`. An ordinal is never reused: it is in the workers' records.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import ConfigError, MalformedMessage, OutOfSpace, UnknownNamespace
+from kvstore.ids import short
+from kvstore.namespace import Namespace, open_layout
+from kvstore.wire.encoding import decode, encode
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from master.directory import Tree
+from master.events import TicketId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.sessions import Caller
+
+PREFIX: Final = "namespaces/"
+_ORDINAL: Final = struct.Struct("<I")
+
+
+class KnownNamespace(msgspec.Struct, eq=False, frozen=True):
+    """A namespace, its short number, and its pages."""
+
+    namespace: Namespace
+    ordinal: int
+    tree: Tree
+    tickets: list[TicketId] = []
+    """The write that makes it durable, until that is done."""
+
+
+class Namespaces:
+    """All known namespaces."""
+
+    __slots__ = ("_by_id", "_by_ordinal", "_last_ordinal")
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._by_id: dict[bytes, KnownNamespace] = {}
+        self._by_ordinal: dict[int, KnownNamespace] = {}
+        self._last_ordinal = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[KnownNamespace]:
+        return iter(self._by_id.values())
+
+    def find(self, namespace: bytes) -> KnownNamespace | None:
+        """The namespace of this id, if it is known."""
+        return self._by_id.get(namespace)
+
+    def get(self, namespace: bytes) -> KnownNamespace:
+        """The namespace of this id; UnknownNamespace when it was not opened here."""
+        known = self._by_id.get(namespace)
+        if known is None:
+            raise UnknownNamespace(f"namespace {short(namespace)}: open it first")
+        return known
+
+    def by_ordinal(self, ordinal: int) -> KnownNamespace | None:
+        """The namespace of this number, if there is one."""
+        return self._by_ordinal.get(ordinal)
+
+    def next_ordinal(self) -> int:
+        """A number that no namespace has had; OutOfSpace when the table is full."""
+        if len(self._by_id) >= limits.NAMESPACES_MAX:
+            raise OutOfSpace(f"{limits.NAMESPACES_MAX} namespaces are open")
+        return self._last_ordinal + 1
+
+    def add(self, known: KnownNamespace) -> None:
+        """Make it known."""
+        self._by_id[known.namespace.id] = known
+        self._by_ordinal[known.ordinal] = known
+        self._last_ordinal = max(self._last_ordinal, known.ordinal)
+
+
+def _tree(core: Core, namespace: Namespace, ordinal: int) -> Tree:
+    # An opaque object is one part until objects larger than a chunk are cut by the client.
+    return Tree(ordinal, max(1, len(namespace.parts)), core.expiry)
+
+
+def restore(core: Core, key: str, value: bytes) -> None:
+    """Take in one durable value; ConfigError when it is not ours."""
+    try:
+        (ordinal,) = _ORDINAL.unpack_from(value)
+        message = decode(value[_ORDINAL.size :])
+        if not isinstance(message, OpenNamespace):
+            raise MalformedMessage(type(message).__name__)
+    except (struct.error, MalformedMessage) as error:
+        raise ConfigError(f"metadata value {key}: {error}") from error
+    namespace = open_layout(message.content, message.layout)
+    if key != PREFIX + namespace.id.hex():
+        raise ConfigError(f"metadata value {key}: holds namespace {namespace.id.hex()}")
+    core.namespaces.add(KnownNamespace(namespace, ordinal, _tree(core, namespace, ordinal)))
+
+
+def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
+    """Answer NamespaceOpened once the namespace's value is durable; safe to repeat."""
+    caller.session.must_own(message.content)
+    namespace = open_layout(message.content, message.layout)
+    known = core.namespaces.find(namespace.id)
+    if known is None:
+        ordinal = core.namespaces.next_ordinal()
+        known = KnownNamespace(namespace, ordinal, _tree(core, namespace, ordinal), [])
+        core.namespaces.add(known)
+        value = _ORDINAL.pack(ordinal) + encode(message)
+        ticket = core.persist(
+            puts=((PREFIX + namespace.id.hex(), value),), then=known.tickets.clear
+        )
+        known.tickets.append(ticket)
+    answer = NamespaceOpened(namespace.id, known.ordinal)
+    if known.tickets:
+        core.when_persisted(known.tickets[0], lambda: core.reply(caller, answer))
+    else:
+        core.reply(caller, answer)

@@ -1,0 +1,84 @@
+"""Which segments are tried for new extents, in which order, and why none would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import BadValue
+from kvstore.replica import ExtentState
+from kvstore.wire.messages.common import Outcome
+from master.segments import Segment
+from policies.placement.protocol import Candidate
+
+if TYPE_CHECKING:
+    from master.core import Core
+
+RANKED_FOR_S: Final = 0.05
+RANKED_FOR_USES: Final = 64
+"""A ranking of many segments costs more than a put; it is made anew after either."""
+
+
+class Ranking(msgspec.Struct, eq=False):
+    """Segments that take puts, best first, while it is fresh."""
+
+    segments: list[Segment] = []
+    until_s: float = 0.0
+    uses: int = 0
+
+
+def ranked(core: Core) -> list[Segment]:
+    """Segments to try for new extents, best first; ask each whether it `is_open` still."""
+    ranking = core.ranking
+    if not ranking.uses or core.now >= ranking.until_s:
+        candidates = [
+            Candidate(
+                segment.id,
+                segment.host,
+                segment.ref.tier,
+                segment.geometry.payload_bytes,
+                segment.allocator.free_bytes,
+            )
+            for segment in core.segments.values()
+            if segment.takes_puts
+        ]
+        order = core.placement.ranked(candidates)
+        ranking.segments = [core.segments[each.segment] for each in order]
+        ranking.until_s = core.now + RANKED_FOR_S
+        ranking.uses = RANKED_FOR_USES
+    ranking.uses -= 1
+    return ranking.segments
+
+
+def forget_ranking(core: Core) -> None:
+    """Segments have come or gone."""
+    core.ranking.uses = 0
+
+
+def is_quarantine_full(core: Core, segment: Segment) -> bool:
+    """Whether too much of the segment waits for fences, but for what a reader's lock holds."""
+    held = len(segment.held) and sum(segment.held.values())
+    waiting = segment.allocator.bytes_in[ExtentState.QUARANTINED] - held
+    return waiting > core.tunables.quarantine_fraction_max * segment.geometry.payload_bytes
+
+
+def is_open(core: Core, segment: Segment, size_class: int) -> bool:
+    """Whether extents of this class may be planned in this segment now."""
+    return (
+        segment.takes_puts
+        and size_class <= segment.geometry.chunk_bytes
+        and not is_quarantine_full(core, segment)
+    )
+
+
+def refusal(core: Core, size_class: int) -> Outcome:
+    """Why no segment has room. BadValue where none could ever have."""
+    fitting = [s for s in core.segments.values() if size_class <= s.geometry.chunk_bytes]
+    if core.segments and not fitting:
+        largest = max(segment.geometry.chunk_bytes for segment in core.segments.values())
+        raise BadValue("part_bytes", size_class, f"at most a chunk of {largest} bytes")
+    taking = [segment for segment in fitting if segment.takes_puts]
+    if taking and all(is_quarantine_full(core, segment) for segment in taking):
+        return Outcome.TOO_MANY_QUARANTINED
+    return Outcome.OUT_OF_SPACE

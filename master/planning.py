@@ -1,0 +1,263 @@
+"""What a put gets: which of its pages are there, in progress, granted, or refused, chain by chain.
+
+Reserves extents and makes the tree's nodes for what it grants. Must not know sessions, waiting or
+how the answer is sent.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.segment import size_class_of
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
+from master import placing
+from master.packed import split_keys
+from master.plans import Plan, Put
+from master.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.wire.messages.puts import BeginPut, PutChain
+    from master.core import Core
+    from master.directory import Stretch, Tree
+    from master.namespaces import KnownNamespace
+    from master.segments import Segment
+
+RETRY_AFTER_S: Final = {
+    Outcome.IN_PROGRESS: 0.05,
+    Outcome.OUT_OF_SPACE: 0.1,
+    Outcome.TOO_MANY_QUARANTINED: 0.5,
+    Outcome.PARENT_MISSING: 0.0,
+}
+
+
+class Standing(Enum):
+    """How one part of one page stands before it is planned."""
+
+    PRESENT = auto()
+    IN_PROGRESS = auto()
+    NEEDED = auto()
+
+
+class Standings(msgspec.Struct, gc=False, frozen=True):
+    """Pages [first, first + count) of a chain that stand alike."""
+
+    first: int
+    count: int
+    standing: Standing
+
+
+class Planner:
+    """Plans one put. Every (page, part) ends in exactly one of spans, present and refused."""
+
+    def __init__(self, core: Core, known: KnownNamespace, put: Put, message: BeginPut) -> None:
+        """Plan nothing yet."""
+        self.blocked_on: dict[bytes, None] = {}
+        """Pages that another put has open: the first one of each chain and part."""
+        self.wanted_bytes: dict[int, int] = {}
+        """Bytes that found no room, by size class."""
+        self._core = core
+        self._tree: Tree = known.tree
+        self._put = put
+        self._message = message
+        self._segments: dict[Segment, int] = {}
+        self._spans: list[PlanSpan] = []
+        self._present: list[PageRange] = []
+        self._refused: list[RefusedRange] = []
+
+    def plan(self) -> None:
+        """Plan every chain in turn. On BadValue, what was granted so far is in the put's plans."""
+        first = 0
+        for chain in self._message.chains:
+            self._plan_chain(first, chain)
+            first += len(chain.keys) // KEY_BYTES
+
+    def answer(self) -> PutPlans:
+        """The reply."""
+        return PutPlans(
+            self._core.epoch,
+            self._put.timeout_s,
+            tuple(segment.ref for segment in self._segments),
+            tuple(self._spans),
+            tuple(self._present),
+            tuple(self._refused),
+        )
+
+    def _plan_chain(self, first: int, chain: PutChain) -> None:
+        pages = len(chain.keys) // KEY_BYTES
+        if chain.parent != ROOT_PARENT and self._tree.get(chain.parent) is None:
+            for part in self._message.parts:
+                self._refuse(first, pages, part, Outcome.PARENT_MISSING)
+            return
+        found = self._tree.stretches(chain.keys)
+        _check_chain(chain, found)
+        for stretch in found:
+            self._core.touch(stretch.run)
+        plans: list[Plan] = []
+        for part, part_bytes in zip(self._message.parts, self._message.part_bytes, strict=True):
+            plans += self._plan_part(first, chain, found, part, part_bytes)
+        if plans:
+            granted = max(plan.page_in_chain + len(plan) for plan in plans)
+            self._make_nodes(chain, found, granted)
+            for plan in plans:
+                self._attach(plan)
+
+    def _plan_part(
+        self, first: int, chain: PutChain, found: list[Stretch], part: int, part_bytes: int
+    ) -> list[Plan]:
+        """Grant one part of as many leading pages of the chain as can be."""
+        plans: list[Plan] = []
+        pages = len(chain.keys) // KEY_BYTES
+        for piece in _chain_standings(found, part, pages):
+            at, count = piece.first, piece.count
+            if piece.standing is Standing.PRESENT:
+                self._present.append(PageRange(first + at, count, part))
+            elif piece.standing is Standing.IN_PROGRESS:
+                self.blocked_on[chain.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]] = None
+                self._refuse(first + at, pages - at, part, Outcome.IN_PROGRESS)
+                break
+            else:
+                keys = chain.keys[at * KEY_BYTES : (at + count) * KEY_BYTES]
+                made = self._reserve(at, keys, part, part_bytes)
+                plans += made
+                self._spans += [self._span(first, plan) for plan in made]
+                done = sum(map(len, made))
+                if done < count:
+                    self._no_room(first + at + done, pages - at - done, part, part_bytes)
+                    break
+        return plans
+
+    def _reserve(self, at: int, keys: bytes, part: int, part_bytes: int) -> list[Plan]:
+        """Plans for as many of these pages as there is room for, one a segment."""
+        core, plans = self._core, []
+        size_class = size_class_of(part_bytes)
+        for segment in placing.ranked(core):
+            if not keys:
+                break
+            if not placing.is_open(core, segment, size_class):
+                continue
+            if not segment.allocator.has_room(size_class):
+                continue
+            generation = core.new_generation()
+            spans = segment.allocator.plan(size_class, generation, self._tree.namespace, keys)
+            count = sum(span.count for span in spans)
+            offsets = b"".join(span.offsets() for span in spans)
+            taken, keys = keys[: count * KEY_BYTES], keys[count * KEY_BYTES :]
+            plan = Plan(
+                generation,
+                self._put,
+                self._tree.namespace,
+                taken,
+                part,
+                part_bytes,
+                segment,
+                offsets,
+                tuple(spans),
+                bytearray(count),
+                open=count,
+                page_in_chain=at,
+            )
+            core.plans[generation] = self._put.plans[generation] = plan
+            plans.append(plan)
+            at += count
+        return plans
+
+    def _span(self, first: int, plan: Plan) -> PlanSpan:
+        index = self._segments.setdefault(plan.segment, len(self._segments))
+        start = first + plan.page_in_chain
+        return PlanSpan(start, len(plan), plan.part, index, plan.generation, plan.offsets)
+
+    def _no_room(self, first: int, count: int, part: int, part_bytes: int) -> None:
+        size_class = size_class_of(part_bytes)
+        reason = placing.refusal(self._core, size_class)
+        self._refuse(first, count, part, reason)
+        wanted = self.wanted_bytes.get(size_class, 0)
+        self.wanted_bytes[size_class] = wanted + count * size_class
+
+    def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
+        self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
+
+    def _make_nodes(self, chain: PutChain, found: list[Stretch], granted: int) -> None:
+        """Make holes of the chain's pages before `granted` that are not in the tree."""
+        core = self._core
+        at = 0
+        stops = [(stretch.first, stretch.first + stretch.count) for stretch in found]
+        for stop, after in [*stops, (granted, granted)]:
+            stop = min(stop, granted)
+            if at < stop:
+                keys = chain.keys[at * KEY_BYTES : stop * KEY_BYTES]
+                parent = chain.keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else chain.parent
+                ttl_s = core.page_ttl_s(self._message.ttl_s)
+                heat = core.eviction.entered(keys[:KEY_BYTES], core.now)
+                pattern = Run(
+                    self._tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s, heat
+                )
+                self._tree.add(pattern, keys)
+            at = after
+
+    def _attach(self, plan: Plan) -> None:
+        for stretch in self._tree.stretches(plan.keys):
+            stretch.run.plans = (*stretch.run.plans, plan)
+            stretch.run.progress_s = self._core.now
+
+
+def _check_chain(chain: PutChain, found: list[Stretch]) -> None:
+    """Raise BadValue unless the chain's pages hang together as those in the tree do."""
+    known = 0
+    for stretch in found:
+        at = stretch.first * KEY_BYTES
+        claimed = chain.keys[at - KEY_BYTES : at] if at else chain.parent
+        run, page = stretch.run, stretch.page
+        if claimed != (run.key(page - 1) if page else run.parent):
+            raise BadValue("chains", stretch.first, "the parent that this page is known to have")
+        known += stretch.count
+    if known * KEY_BYTES < len(chain.keys):
+        keys = split_keys(chain.keys)
+        if len(set(keys)) != len(keys):
+            raise BadValue("chains", len(keys), "every page once in a chain")
+
+
+def _chain_standings(found: list[Stretch], part: int, pages: int) -> Iterator[Standings]:
+    at = 0
+    for stretch in found:
+        if at < stretch.first:
+            yield Standings(at, stretch.first - at, Standing.NEEDED)
+        yield from _run_standings(stretch, part)
+        at = stretch.first + stretch.count
+    if at < pages:
+        yield Standings(at, pages - at, Standing.NEEDED)
+
+
+def _run_standings(stretch: Stretch, part: int) -> Iterator[Standings]:
+    run, first, count = stretch.run, stretch.first, stretch.count
+    present = run.part_present(part)[stretch.page : stretch.page + count]
+    if 0 not in present:
+        yield Standings(first, count, Standing.PRESENT)
+        return
+    plans = [plan for plan in run.plans if plan.part == part]
+    if 1 not in present and not plans:
+        yield Standings(first, count, Standing.NEEDED)
+        return
+    standings = [
+        _page_standing(there, run.key(stretch.page + i), plans) for i, there in enumerate(present)
+    ]
+    start = 0
+    for i in range(1, count + 1):
+        if i == count or standings[i] is not standings[start]:
+            yield Standings(first + start, i - start, standings[start])
+            start = i
+
+
+def _page_standing(there: int, key: bytes, plans: list[Plan]) -> Standing:
+    if there:
+        return Standing.PRESENT
+    if any(plan.is_open(key) for plan in plans):
+        return Standing.IN_PROGRESS
+    return Standing.NEEDED

@@ -1,0 +1,352 @@
+"""The put operation: BeginPut, Sealed, AbortPut, and what happens when a put stops.
+
+See the step table "put" in ARCHITECTURE.md. Must not know how extents are chosen (planning) or how
+orders reach workers (orders).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import AccessDenied, BadValue, KVStoreError, Unavailable
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.namespace import check_part_sizes
+from kvstore.replica import ExtentEvent
+from kvstore.segment import size_class_of
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
+from master.orders import OrderKind
+from master.packed import WORD, split_keys, word, words
+from master.planning import Planner
+from master.plans import OPEN, Plan, PlanPage, Put
+from master.run import Copy, Run
+from master.segments import Segment, SegmentState
+from master.sessions import Caller
+from master.waiting import Waiting
+from master.wheel import NOWHERE
+
+if TYPE_CHECKING:
+    from master.core import Core
+    from master.directory import Tree
+    from master.namespaces import KnownNamespace
+    from master.sessions import Owner
+
+REQUEST_BYTES: Final = 16
+DUE_PER_TICK_MAX: Final = 32
+
+
+def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
+    """Reserve extents for a prefix of each chain; answer PutPlans, now or when that is possible."""
+    known = core.namespaces.get(message.namespace)
+    caller.session.must_own(known.namespace.content)
+    _check(known, message)
+    owner = caller.session.owner
+    put = owner.puts.get(message.request)
+    if put is not None:  # I14: a repeated request gets the same answer while it can be used
+        assert put.reply is not None, message.request
+        core.reply(caller, put.reply)
+        return
+    waiting = owner.waits.pop(message.request, None)
+    if waiting is not None:
+        core.waiting.forget(waiting)
+    deadline_s = core.now + min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
+    if waiting is not None:
+        deadline_s = waiting.deadline_s
+    _try(core, caller, message, deadline_s)
+
+
+def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> None:
+    known = core.namespaces.get(message.namespace)
+    owner = caller.session.owner
+    timeout_s = core.tunables.put_timeout_s(_asked_bytes(message))
+    put = Put(owner.token, message.request, timeout_s, core.now, {})
+    planner = Planner(core, known, put, message)
+    try:
+        planner.plan()
+    except BadValue:
+        fail_put(core, put)
+        raise
+    if planner.wanted_bytes:
+        core.wanted_bytes.update(planner.wanted_bytes)
+    blocked = bool(planner.blocked_on or planner.wanted_bytes)
+    if blocked and not put.plans and message.wait and core.now < deadline_s:
+        if not core.waiting.is_full:
+            _park(core, caller, message, deadline_s, planner)
+            return
+        core.counters["waiting_puts_refused"] += 1
+    put.reply = planner.answer()
+    if put.plans:
+        owner.puts[message.request] = put
+        core.put_deadlines.place(put, core.now + timeout_s)
+    core.reply(caller, put.reply)
+
+
+def _park(
+    core: Core, caller: Caller, message: BeginPut, deadline_s: float, planner: Planner
+) -> None:
+    waiting = Waiting(
+        caller.session.id,
+        caller.request_id,
+        message,
+        deadline_s,
+        tuple(planner.blocked_on),
+        bool(planner.wanted_bytes),
+    )
+    core.waiting.park(waiting)
+    caller.session.owner.waits[message.request] = waiting
+
+
+def retry_woken(core: Core) -> None:
+    """Try held-back puts again for which something has changed."""
+    if core.waiting.any_woken:
+        for waiting in core.waiting.take_woken():
+            _retry(core, waiting)
+
+
+def answer_overdue_waits(core: Core) -> None:
+    """Answer the held-back puts whose time is up, with whatever can be granted now."""
+    for waiting in core.waiting.by_deadline.take_due(core.now, DUE_PER_TICK_MAX):
+        core.waiting.forget(waiting)
+        _retry(core, waiting)
+
+
+def _retry(core: Core, waiting: Waiting) -> None:
+    session = core.sessions.get(waiting.session)
+    if session is None:  # the peer is on its way back on another connection, and will ask again
+        return
+    session.owner.waits.pop(waiting.message.request, None)
+    caller = Caller(session, waiting.request_id)
+    try:
+        _try(core, caller, waiting.message, waiting.deadline_s)
+    except KVStoreError as error:
+        core.refuse(caller, error)
+
+
+def _asked_bytes(message: BeginPut) -> int:
+    pages = sum(len(chain.keys) for chain in message.chains) // KEY_BYTES
+    return pages * sum(message.part_bytes)
+
+
+def _check(known: KnownNamespace, message: BeginPut) -> None:
+    """Raise CallerError naming the field; nothing has changed by then."""
+    if len(message.request) != REQUEST_BYTES:
+        raise BadValue("request", message.request, f"{REQUEST_BYTES} bytes")
+    check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
+    if not message.parts or len(set(message.parts)) != len(message.parts):
+        raise BadValue("parts", message.parts, "at least one part, each once")
+    opaque = known.namespace.is_opaque
+    if opaque and message.parts != (0,):
+        raise BadValue("parts", message.parts, "part 0 alone for named objects")
+    pages = 0
+    for chain in message.chains:
+        if not chain.keys or len(chain.keys) % KEY_BYTES:
+            raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
+        if len(chain.parent) != KEY_BYTES:
+            raise BadValue("parent", len(chain.parent), f"{KEY_BYTES} bytes")
+        if opaque and (len(chain.keys) != KEY_BYTES or chain.parent != ROOT_PARENT):
+            raise BadValue("chains", len(chain.keys), "one named object a chain, without a parent")
+        pages += len(chain.keys) // KEY_BYTES
+    if pages > limits.BATCH_PAGES_MAX:
+        raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
+
+
+def sealed(core: Core, caller: Caller, message: Sealed) -> None:
+    """Make verified extents part of the directory; one Outcome a page. Safe to repeat."""
+    segment = _sealing_segment(core, caller, message)
+    count = len(message.keys) // KEY_BYTES
+    if message.incarnation != segment.incarnation:
+        core.reply(caller, SealedNoted(bytes([Outcome.STALE]) * count))
+        return
+    if segment.state is not SegmentState.LIVE:
+        raise Unavailable(f"segment {segment.id} is {segment.state.value}: its inventory is first")
+    plan = core.plans.get(message.generation)
+    if plan is not None and plan.segment is segment and plan.part == message.part:
+        first = plan.page_of(message.keys[:KEY_BYTES])
+        if (
+            first >= 0
+            and plan.matches(first, message.keys, message.offsets)
+            and plan.all_open(first, count)
+        ):
+            seal_pages(core, plan, first, count, message.checksums)
+            core.reply(caller, SealedNoted(bytes(count)))
+            return
+    core.reply(caller, SealedNoted(_seal_singly(core, segment, plan, message)))
+
+
+def _sealing_segment(core: Core, caller: Caller, message: Sealed) -> Segment:
+    caller.session.must_be_worker()
+    count = len(message.keys) // KEY_BYTES
+    sizes = len(message.keys), len(message.offsets), len(message.checksums)
+    if not count or sizes != (count * KEY_BYTES, count * WORD, count * WORD):
+        raise BadValue("keys, offsets, checksums", sizes, "columns of equally many pages")
+    segment = core.segments.get(message.segment)
+    if segment is None:
+        raise Unavailable(f"segment {message.segment} is not registered")
+    if segment.worker != caller.session.name:
+        raise AccessDenied(f"segment {segment.id} is not of worker {caller.session.name}")
+    return segment
+
+
+def _seal_singly(core: Core, segment: Segment, plan: Plan | None, message: Sealed) -> bytes:
+    """The uncommon case: a repeated report, gaps, or pages that are no longer planned."""
+    outcomes = bytearray()
+    offsets = words(message.offsets)
+    for i, key in enumerate(split_keys(message.keys)):
+        at = slice(i * WORD, (i + 1) * WORD)
+        if plan is not None and plan.segment is segment and plan.part == message.part:
+            page = plan.page_of(key)
+            if (
+                page >= 0
+                and plan.matches(page, key, message.offsets[at])
+                and plan.states[page] == OPEN
+            ):
+                seal_pages(core, plan, page, 1, message.checksums[at])
+                outcomes.append(Outcome.OK)
+                continue
+        known = _is_sealed(core, segment, message, key, offsets[i])
+        outcomes.append(Outcome.OK if known else Outcome.PLAN_CLOSED)
+    return bytes(outcomes)
+
+
+def _is_sealed(core: Core, segment: Segment, message: Sealed, key: bytes, offset: int) -> bool:
+    known = core.namespaces.by_ordinal(message.namespace_ordinal)
+    run = known.tree.get(key) if known is not None else None
+    if run is None:
+        return False
+    page = run.page_of(key)
+    return any(
+        copy.segment is segment
+        and copy.generation(page) == message.generation
+        and copy.offset(page) == offset
+        for copy in run.copies_of(message.part)
+    )
+
+
+def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes) -> None:
+    """Settle these open pages of a plan and note where they lie (I3)."""
+    for span in plan.pieces(first, count):
+        plan.segment.allocator.apply(span, ExtentEvent.SEALED)
+    plan.close(first, count, PlanPage.SEALED)
+    plan.put.progress_s = core.now
+    keys = plan.keys[first * KEY_BYTES : (first + count) * KEY_BYTES]
+    offsets = plan.offsets[first * WORD : (first + count) * WORD]
+    columns = offsets, word(plan.generation) * count, checksums
+    piece = Copy(plan.part, plan.segment, plan.part_bytes, *columns, absent=0)
+    tree = _tree_of(core, plan)
+    assert fill(core, tree, keys, piece) == count, plan  # pages of an open plan are in the tree
+    core.waiting.wake_pages(split_keys(keys))
+    if not plan.open:
+        _close_plan(core, plan)
+    core.counters["pages_sealed"] += len(keys) // KEY_BYTES
+
+
+def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> int:
+    """Note in the tree where these pages lie, one entry of `piece` each; how many were found."""
+    found = 0
+    for stretch in tree.stretches(keys):
+        part = piece.piece(stretch.first, stretch.first + stretch.count)
+        assert part is not None, stretch
+        stretch.run.fill(stretch.page, part)
+        stretch.run.progress_s = core.now
+        found += stretch.count
+    return found
+
+
+def _tree_of(core: Core, plan: Plan) -> Tree:
+    known = core.namespaces.by_ordinal(plan.namespace)
+    assert known is not None, plan
+    return known.tree
+
+
+def _close_plan(core: Core, plan: Plan) -> list[Run]:
+    """Forget a plan without open pages; the runs that it was part of."""
+    assert not plan.open, plan
+    del core.plans[plan.generation]
+    put = plan.put
+    del put.plans[plan.generation]
+    if not put.plans:
+        core.put_deadlines.discard(put)
+        owner = core.owners.get(put.owner)
+        if owner is not None:
+            owner.puts.pop(put.request, None)
+    tree = _tree_of(core, plan)
+    runs = [stretch.run for stretch in tree.stretches(plan.keys)]
+    for run in runs:
+        run.plans = tuple(other for other in run.plans if other is not plan)
+        if run.bucket == NOWHERE:
+            core.expiry.place(run, max(core.now, run.expires_s))
+    return runs
+
+
+def fail_pages(core: Core, plan: Plan, first: int, count: int) -> None:
+    """Give up these open pages: quarantined until the worker has confirmed the fence (I6)."""
+    segment = plan.segment
+    order = core.orders.new(OrderKind.FENCE, segment, size_class_of(plan.part_bytes))
+    for span in plan.pieces(first, count):
+        segment.allocator.apply(span, ExtentEvent.PLAN_FAILED)
+    order.offsets.frombytes(plan.offsets[first * WORD : (first + count) * WORD])
+    order.generations.frombytes(word(plan.generation) * count)
+    core.orders.give(order)
+    plan.close(first, count, PlanPage.FAILED)
+    core.counters["pages_failed"] += count
+    keys = plan.keys[first * KEY_BYTES : (first + count) * KEY_BYTES]
+    tree = _tree_of(core, plan)
+    runs = [stretch.run for stretch in tree.stretches(keys)]
+    if not plan.open:
+        runs = _close_plan(core, plan)
+    for run in reversed(runs):
+        prune(core, tree, run)
+    core.waiting.wake_pages(split_keys(keys))
+
+
+def prune(core: Core, tree: Tree, run: Run) -> None:
+    """Drop holes that nothing hangs below; runs that lost their last child may be overdue."""
+    for bared in tree.prune(run):
+        if bared.bucket == NOWHERE:
+            core.expiry.place(bared, max(core.now, bared.expires_s))
+
+
+def fail_plan(core: Core, plan: Plan) -> None:
+    """Give up every open page of a plan."""
+    for first, count in list(plan.open_stretches()):
+        fail_pages(core, plan, first, count)
+
+
+def fail_put(core: Core, put: Put) -> None:
+    """Give up every open plan of a put."""
+    for plan in list(put.plans.values()):
+        fail_plan(core, plan)
+
+
+def abort_put(core: Core, caller: Caller, message: AbortPut) -> None:
+    """Give up these plans, as far as they are open and the caller's own. Safe to repeat."""
+    if len(message.generations) > limits.BATCH_PAGES_MAX:
+        raise BadValue("generations", len(message.generations), f"at most {limits.BATCH_PAGES_MAX}")
+    for generation in message.generations:
+        plan = core.plans.get(generation)
+        if plan is not None and plan.put.owner == caller.session.owner.token:
+            fail_plan(core, plan)
+    core.reply(caller, Done())
+
+
+def fail_overdue_puts(core: Core) -> None:
+    """Give up the puts that made no progress for their timeout (I18)."""
+    for put in core.put_deadlines.take_due(core.now, DUE_PER_TICK_MAX):
+        deadline_s = put.progress_s + put.timeout_s
+        if deadline_s > core.now:
+            core.put_deadlines.place(put, deadline_s)
+        else:
+            core.counters["puts_timed_out"] += 1
+            fail_put(core, put)
+
+
+def release_owner(core: Core, owner: Owner) -> None:
+    """Its last connection is gone: nothing that it held is left (I18)."""
+    for put in list(owner.puts.values()):
+        fail_put(core, put)
+    for waiting in owner.waits.values():
+        core.waiting.forget(waiting)
+    owner.waits.clear()
+    assert not owner.puts, owner.token

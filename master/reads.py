@@ -1,0 +1,188 @@
+"""Lookups, probes and leases: where pages are, and the promise that they stay there for a while.
+
+See the step table "get" in ARCHITECTURE.md. Reads the directory by stretches of runs, never page
+by page where a run is uniform.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.reads import (
+    LeaseRenewed,
+    Located,
+    LocatedCopy,
+    LocatedRun,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    Probed,
+    RenewLease,
+)
+from master.directory import Stretch, Tree
+from master.packed import WORD, words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.wire.messages.common import SegmentRef
+    from master.core import Core
+    from master.namespaces import KnownNamespace
+    from master.run import Copy, Run
+    from master.segments import Segment
+    from master.sessions import Caller
+
+
+def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
+    """Answer Located: the longest run of leading pages with every part readable (I15, I16)."""
+    known = _known(core, caller, message.namespace, message.keys)
+    found = known.tree.leading(message.keys, core.version)
+    if message.lease and found:
+        _split_at_end(known.tree, found[-1])  # so that only matched pages are leased
+    core.counters["pages_matched"] += sum(stretch.count for stretch in found)
+    core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
+    _answer_located(core, caller, found, message)
+
+
+def lookup(core: Core, caller: Caller, message: Lookup) -> None:
+    """Answer Located: each of these pages that is readable; leases cover whole runs."""
+    known = _known(core, caller, message.namespace, message.keys)
+    stretches = known.tree.stretches(message.keys)
+    found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
+    core.counters["pages_matched"] += sum(stretch.count for stretch in found)
+    core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
+    _answer_located(core, caller, found, message)
+
+
+def probe(core: Core, caller: Caller, message: Probe) -> None:
+    """Answer Probed; takes no lease and touches nothing."""
+    known = _known(core, caller, message.namespace, message.keys)
+    tree, version = known.tree, core.version
+    present = bytearray(len(message.keys) // KEY_BYTES)
+    for stretch in tree.stretches(message.keys):
+        mask = stretch.run.readable(tree.parts, version)
+        page, first, count = stretch.page, stretch.first, stretch.count
+        present[first : first + count] = mask[page : page + count]
+    core.reply(caller, Probed(bytes(present)))
+
+
+def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
+    """Lease pages again that still have these generations; a fresh lease, wherever they are."""
+    known = _known(core, caller, message.namespace, message.keys)
+    pages = len(message.keys) // KEY_BYTES
+    if len(message.generations) != pages * WORD:
+        raise BadValue("generations", len(message.generations), f"{pages} packed words")
+    renewed = bytearray(pages)
+    for stretch in known.tree.stretches(message.keys):
+        first, count = stretch.first, stretch.count
+        asked = message.generations[first * WORD : (first + count) * WORD]
+        still = _still_there(stretch, asked)
+        if 1 in still:
+            _lease(core, stretch.run)
+            renewed[first : first + count] = still
+    core.reply(caller, LeaseRenewed(core.tunables.lease_ttl_s, bytes(renewed)))
+
+
+def _known(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNamespace:
+    known = core.namespaces.get(namespace)
+    caller.session.must_own(known.namespace.content)
+    if len(keys) % KEY_BYTES:
+        raise BadValue("keys", len(keys), f"a multiple of {KEY_BYTES} bytes")
+    if len(keys) > limits.BATCH_PAGES_MAX * KEY_BYTES:
+        raise BadValue("keys", len(keys) // KEY_BYTES, f"at most {limits.BATCH_PAGES_MAX} pages")
+    return known
+
+
+def _split_at_end(tree: Tree, last: Stretch) -> None:
+    end = last.page + last.count
+    if end < len(last.run):
+        tree.split(last.run, end)
+
+
+def _lease(core: Core, run: Run) -> None:
+    run.leased_until_s = max(run.leased_until_s, core.lease_end_s())
+    core.touch(run)
+
+
+def _readable(core: Core, tree: Tree, stretch: Stretch) -> Iterator[Stretch]:
+    """The readable pieces of a stretch."""
+    stop = stretch.page + stretch.count
+    mask = stretch.run.readable(tree.parts, core.version)
+    page = mask.find(1, stretch.page, stop)
+    while page >= 0:
+        gap = mask.find(0, page, stop)
+        end = gap if gap >= 0 else stop
+        yield Stretch(stretch.first + page - stretch.page, end - page, stretch.run, page)
+        page = mask.find(1, end, stop)
+
+
+def _still_there(stretch: Stretch, asked: bytes) -> bytes:
+    """One byte a page: 1 where some readable copy has the generation that was asked for."""
+    a, b = stretch.page * WORD, (stretch.page + stretch.count) * WORD
+    merged = bytearray(stretch.count)
+    for copy in stretch.run.copies:
+        if not copy.segment.readable:
+            continue
+        held = copy.generations[a:b]
+        if held == asked and not copy.absent:
+            return b"\1" * stretch.count
+        for i, (mine, theirs) in enumerate(zip(words(held), words(asked), strict=True)):
+            if mine and mine == theirs:
+                merged[i] = 1
+    return bytes(merged)
+
+
+def _answer_located(
+    core: Core, caller: Caller, found: list[Stretch], message: MatchPrefix | Lookup
+) -> None:
+    indexes: dict[Segment, int] = {}
+    runs: list[LocatedRun] = []
+    for stretch in found:
+        if message.lease:
+            _lease(core, stretch.run)
+        else:
+            core.touch(stretch.run)
+        runs += _located_runs(stretch, message.parts, indexes)
+    refs: tuple[SegmentRef, ...] = tuple(segment.ref for segment in indexes)
+    ttl_s = core.tunables.lease_ttl_s if message.lease else 0.0
+    core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))
+
+
+def _located_runs(
+    stretch: Stretch, parts: tuple[int, ...], indexes: dict[Segment, int]
+) -> Iterator[LocatedRun]:
+    """One entry where every copy has every page, else one for each change of who has what."""
+    first, count, page = stretch.first, stretch.count, stretch.page
+    copies = [
+        copy
+        for copy in stretch.run.copies
+        if copy.segment.readable and (not parts or copy.part in parts)
+    ]
+    start = 0
+    while start < count:
+        stop = count
+        if any(copy.absent for copy in copies):
+            stop = start + _uniform(copies, page + start, page + count)
+        located = tuple(
+            _located_copy(copy, page + start, page + stop, indexes)
+            for copy in copies
+            if not copy.absent or copy.generation(page + start)
+        )
+        yield LocatedRun(first + start, stop - start, located)
+        start = stop
+
+
+def _uniform(copies: list[Copy], page: int, stop: int) -> int:
+    """How many pages from `page` on have the same copies."""
+    patterns = list(zip(*(copy.present(page, stop) for copy in copies), strict=True))
+    return next((i for i, each in enumerate(patterns) if each != patterns[0]), stop - page)
+
+
+def _located_copy(copy: Copy, page: int, stop: int, indexes: dict[Segment, int]) -> LocatedCopy:
+    a, b = page * WORD, stop * WORD
+    index = indexes.setdefault(copy.segment, len(indexes))
+    columns = copy.offsets[a:b], copy.generations[a:b], copy.checksums[a:b]
+    return LocatedCopy(copy.part, index, copy.part_bytes, *columns)

@@ -1,0 +1,57 @@
+"""Who is connected: sessions (connections) and owners (peers that survive a reconnect)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import AccessDenied
+from master.events import SessionId
+from master.plans import Put
+from master.waiting import Waiting
+
+if TYPE_CHECKING:
+    from kvstore.namespace import Content
+
+ENGINE: Final = "engine"
+WORKER: Final = "worker"
+OPERATOR: Final = "operator"
+
+
+class Owner(msgspec.Struct, eq=False):
+    """A peer, known by the token of its Hello. Everything it holds goes when it is gone (I18)."""
+
+    token: bytes
+    sessions: dict[SessionId, None] = {}
+    puts: dict[bytes, Put] = {}
+    """Puts with open plans, by request id."""
+    waits: dict[bytes, Waiting] = {}
+    """Puts whose answer is held back, by request id."""
+
+
+class Session(msgspec.Struct, eq=False, frozen=True):
+    """One connection that passed the handshake."""
+
+    id: SessionId
+    role: str
+    tenant: str
+    name: str
+    owner: Owner
+
+    def must_be_worker(self) -> None:
+        """Raise AccessDenied unless a pool worker speaks."""
+        if self.role != WORKER:
+            raise AccessDenied(f"role {self.role}: this is for workers only")
+
+    def must_own(self, content: Content) -> None:
+        """Raise AccessDenied unless this peer may use pages of that content's tenant (I2)."""
+        if self.role == WORKER or (self.role == ENGINE and self.tenant != content.tenant):
+            raise AccessDenied(f"{self.role} of tenant {self.tenant}: another tenant's namespace")
+
+
+class Caller(msgspec.Struct, gc=False, frozen=True):
+    """Who gets the answer to one request."""
+
+    session: Session
+    request_id: int

@@ -1,0 +1,192 @@
+"""The master's state machine: `handle(event, now) -> actions`, the only mutator. Dispatch only.
+
+Synchronous and deterministic: no clock, no socket, no randomness. What an event means is in the
+operations (puts, reads, removal, membership, inventory, reclaim, losses); what they share is Core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+from kvstore.errors import CallerError, KVStoreError
+from kvstore.wire.messages.membership import (
+    Heartbeat,
+    InventoryEnd,
+    InventoryRows,
+    OfferInventory,
+    RegisterWorker,
+)
+from kvstore.wire.messages.namespaces import OpenNamespace
+from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
+from kvstore.wire.messages.reads import GetStatus, Lookup, MatchPrefix, Probe, RenewLease
+from master import confirmations, inventory, membership, namespaces, puts, reads, status, tombstones
+from master.core import Core
+from master.event_ring import EventRing
+from master.events import (
+    CommandAnswered,
+    Persisted,
+    Request,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
+from master.invariants import check_invariants
+from master.sessions import WORKER, Caller, Owner, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvstore.ids import Epoch
+    from kvstore.wire.messages.base import Message
+    from master.events import Action, Event
+    from master.tunables import Tunables
+
+    Handler = Callable[[Core, Caller, Message], None]
+
+M = TypeVar("M", bound="Message")
+STEPS_PER_TICK: Final = 4
+
+
+def _handlers() -> dict[type[Message], Handler]:
+    table: dict[type[Message], Handler] = {}
+
+    def on(message: type[M], handler: Callable[[Core, Caller, M], None]) -> None:
+        table[message] = cast("Handler", handler)
+
+    on(OpenNamespace, namespaces.open_namespace)
+    on(BeginPut, puts.begin_put)
+    on(AbortPut, puts.abort_put)
+    on(Sealed, puts.sealed)
+    on(MatchPrefix, reads.match_prefix)
+    on(Lookup, reads.lookup)
+    on(Probe, reads.probe)
+    on(RenewLease, reads.renew_lease)
+    on(GetStatus, status.get_status)
+    on(RegisterWorker, membership.register_worker)
+    on(Heartbeat, membership.heartbeat)
+    on(OfferInventory, inventory.offer_inventory)
+    on(InventoryRows, inventory.inventory_rows)
+    on(InventoryEnd, inventory.inventory_end)
+    return table
+
+
+HANDLERS: Final = _handlers()
+
+
+class MasterState:
+    """One master. Mutated by `handle` alone."""
+
+    def __init__(
+        self, tunables: Tunables, epoch: Epoch, restored: Iterable[tuple[str, bytes]] = ()
+    ) -> None:
+        """Start leading in `epoch`, with the durable values of earlier masters.
+
+        Raises ConfigError when one of them is not ours.
+        """
+        self.core = Core(tunables, epoch)
+        self.ring = EventRing()
+        for key, value in restored:
+            if key.startswith(namespaces.PREFIX):
+                namespaces.restore(self.core, key, value)
+            elif key.startswith(tombstones.PREFIX):
+                self.core.tombstones.restore(key, value)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Change the state by one event; what is to be done about it, in order.
+
+        `now` never goes back. Wrong requests are answered with Failure; InvariantBroken is our own
+        bug and leaves the state unfit for use.
+        """
+        core = self.core
+        self.ring.append(now, event)
+        core.set_time(now)
+        match event:
+            case Request():
+                self._request(event)
+            case CommandAnswered():
+                confirmations.confirm(core, event.command, event.reply)
+            case Persisted():
+                core.persisted(event.ticket)
+            case SessionOpened():
+                self._opened(event)
+            case SessionClosed():
+                self._closed(event)
+            case Tick():
+                self._tick()
+        self._follow_up()
+        return core.take_actions()
+
+    def next_wakeup(self, now: float) -> float:
+        """When the next Tick is wanted at the latest; `now` when there is work left."""
+        core = self.core
+        if core.jobs:
+            return now
+        return max(
+            now,
+            min(
+                core.expiry.next_s(),
+                core.put_deadlines.next_s(),
+                core.waiting.by_deadline.next_s(),
+                core.orders.next_s(),
+                membership.next_loss_s(core),
+            ),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise InvariantBroken when the state contradicts itself. Takes a full scan."""
+        check_invariants(self.core)
+
+    def _request(self, event: Request) -> None:
+        core = self.core
+        session = core.sessions.get(event.session)
+        if session is None:
+            return
+        caller = Caller(session, event.request_id)
+        if session.role == WORKER:
+            membership.heard_from(core, session)
+        handler = HANDLERS.get(type(event.message))
+        try:
+            if handler is None:
+                raise CallerError(f"{type(event.message).__name__} is not for a master")
+            handler(core, caller, event.message)
+        except KVStoreError as error:
+            core.refuse(caller, error)
+
+    def _opened(self, event: SessionOpened) -> None:
+        owners = self.core.owners
+        owner = owners.get(event.token)
+        if owner is None:
+            owner = owners[event.token] = Owner(event.token, {}, {}, {})
+        owner.sessions[event.session] = None
+        self.core.sessions[event.session] = Session(
+            event.session, event.role, event.tenant, event.name, owner
+        )
+
+    def _closed(self, event: SessionClosed) -> None:
+        core = self.core
+        session = core.sessions.pop(event.session, None)
+        if session is None:
+            return
+        membership.session_closed(core, session)
+        owner = session.owner
+        del owner.sessions[session.id]
+        if not owner.sessions:
+            puts.release_owner(core, owner)
+            del core.owners[owner.token]
+
+    def _tick(self) -> None:
+        core = self.core
+        membership.lose_silent_workers(core)
+        puts.fail_overdue_puts(core)
+        puts.answer_overdue_waits(core)
+        core.orders.queue_due(core.now)
+        core.run_jobs(STEPS_PER_TICK)
+
+    def _follow_up(self) -> None:
+        """What every event may have made possible or necessary."""
+        core = self.core
+        puts.retry_woken(core)
+        core.orders.dispatch(core.actions)
+        values, deletes = core.tombstones.take_dirty()
+        if values or deletes:
+            core.persist(values, deletes)
