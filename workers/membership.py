@@ -152,7 +152,8 @@ class Membership:
             case Asked.END, Done():
                 return self._ended(call.segment)
             case Asked.BEAT, None:
-                return []  # the link will be found broken, or the fence falls
+                silent = "no heartbeat was answered for half the time to be lost"
+                return [CloseLink(silent)] if self.is_fenced(now) else []
             case _:
                 told = f"{reply.code}: {reply.text}" if isinstance(reply, Failure) else repr(reply)
                 return [CloseLink(f"{call.asked.value}: {told}")]

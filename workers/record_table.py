@@ -72,9 +72,18 @@ class RecordTable:
         self._view[at : at + (stop - start) * RECORD_BYTES] = batch.packed(start, stop)
 
     def write_free(self, stretch: Stretch, size_class: int) -> None:
-        """Make a stretch's records FREE."""
+        """Make a stretch's records FREE. Needs no memory: a hole is FREE already."""
         at = self._geometry.record_offset(stretch.offset, size_class)
-        self._view[at : at + stretch.count * RECORD_BYTES] = ZEROS * stretch.count
+        length = stretch.count * RECORD_BYTES
+        try:
+            self.require(stretch, size_class)
+        except OSError:
+            # Memory has run out, and a write through the mapping to a hole would kill us.
+            for place in range(at, at + length, RECORD_BYTES):
+                if os.pread(self._fd, RECORD_BYTES, place) != ZEROS:
+                    os.pwrite(self._fd, ZEROS, place)
+        else:
+            self._view[at : at + length] = bytes(length)
 
     def write_removed(self, stretch: Stretch, size_class: int) -> None:
         """Make a stretch's records REMOVED; a damaged one becomes FREE, which serves as well."""

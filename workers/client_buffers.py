@@ -1,0 +1,122 @@
+"""The buffers that clients have attached, by session: shared by all connections of a session.
+
+Owns how long a mapping lives: from AttachBuffer until DetachBuffer or the end of the session's
+last connection, and never shorter than a pull that uses it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
+from workers.sharing import ClientBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DETACH_WAIT_S: Final = limits.CALL_TIMEOUT_S
+
+
+class _Held:
+    """One mapping and how many pulls use it."""
+
+    __slots__ = ("buffer", "is_retired", "uses")
+
+    def __init__(self, buffer: ClientBuffer) -> None:
+        self.buffer = buffer
+        self.uses = 0
+        self.is_retired = False
+
+
+class SessionBuffers:
+    """The buffers of one session. Thread-safe."""
+
+    def __init__(self) -> None:
+        """None yet, and no connection."""
+        self.connections = 0
+        self._idle = threading.Condition()
+        self._held: dict[int, _Held] = {}
+
+    def attach(self, number: int, fd: int, size_bytes: int) -> None:
+        """Map a buffer under this number, in place of what had it. The descriptor is consumed.
+
+        BadValue for a descriptor that is no sealed memfd, or too many buffers.
+        """
+        buffer = ClientBuffer(fd, size_bytes)
+        with self._idle:
+            known = number in self._held
+            if not known and len(self._held) >= limits.BUFFERS_PER_SESSION_MAX:
+                buffer.close()
+                most = limits.BUFFERS_PER_SESSION_MAX
+                raise BadValue("buffer", number, f"at most {most} buffers a session")
+            if known:
+                self._retire(self._held[number])
+            self._held[number] = _Held(buffer)
+
+    def detach(self, number: int) -> None:
+        """Let a buffer go; returns once no pull uses it. Unknown numbers are gone already."""
+        with self._idle:
+            held = self._held.pop(number, None)
+            if held is None:
+                return
+            self._retire(held)
+            if not self._idle.wait_for(lambda: not held.uses, DETACH_WAIT_S):
+                raise DeadlineExceeded(f"buffer {number} is still being pulled from")
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[ClientBuffer]:
+        """The buffer, mapped until the block ends. BufferClosed when it is not attached."""
+        with self._idle:
+            held = self._held.get(number)
+            if held is None:
+                raise BufferClosed(f"buffer {number} is not attached")
+            held.uses += 1
+        try:
+            yield held.buffer
+        finally:
+            with self._idle:
+                held.uses -= 1
+                if held.is_retired and not held.uses:
+                    held.buffer.close()
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Let everything go."""
+        with self._idle:
+            for held in self._held.values():
+                self._retire(held)
+            self._held.clear()
+
+    def _retire(self, held: _Held) -> None:
+        held.is_retired = True
+        if not held.uses:
+            held.buffer.close()
+
+
+class ClientBuffers:
+    """SessionBuffers by session token. Thread-safe."""
+
+    def __init__(self) -> None:
+        """No session."""
+        self._mutex = threading.Lock()
+        self._sessions: dict[bytes, SessionBuffers] = {}
+
+    @contextmanager
+    def connection(self, session: bytes) -> Iterator[SessionBuffers]:
+        """The buffers of a session, for as long as one connection of it lasts."""
+        with self._mutex:
+            found = self._sessions.setdefault(session, SessionBuffers())
+            found.connections += 1
+        try:
+            yield found
+        finally:
+            with self._mutex:
+                found.connections -= 1
+                is_last = not found.connections
+                if is_last:
+                    del self._sessions[session]
+            if is_last:
+                found.close()

@@ -1,0 +1,186 @@
+"""The control connection to the leader: an event loop in a thread of its own.
+
+Carries heartbeats, inventories and commands, and nothing of the data plane, so that no copy can
+delay a heartbeat (I27). Finds the leader among the configured masters and comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import AccessDenied, KVStoreError, StaleEpoch, Unavailable, VersionMismatch
+from kvstore.rpc.backoff import Backoff
+from kvstore.rpc.failure import failure_of
+from kvstore.rpc.server import dial_peer
+from workers.events import CommandReceived, LinkClosed, LinkOpened, MasterAnswered, Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvstore.rpc.identity import Identity
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+    from workers.service import Service
+
+LOG: Final = logging.getLogger(__name__)
+TICK_MAX_S: Final = 0.25
+TICK_MIN_S: Final = 0.005
+ANSWER_TIMEOUT_S: Final = limits.WORKER_LOST_AFTER_S
+"""A call that the master has not answered by then: the link counts as broken."""
+REFUSALS: Final = (AccessDenied, VersionMismatch)
+"""What trying again cannot mend: at the first connection they stop the start."""
+
+
+class ControlLink:
+    """One at a time. `call`, `answer` and `drop` are for any thread."""
+
+    def __init__(
+        self,
+        service: Service,
+        masters: Sequence[str],
+        identity: Identity,
+        on_refused: Callable[[KVStoreError], None],
+    ) -> None:
+        """Dial nothing yet. `on_refused` hears of a refusal before the first connection."""
+        self._service = service
+        self._masters = tuple(masters)
+        self._identity = identity
+        self._on_refused = on_refused
+        self._thread = threading.Thread(target=self._run, name="worker-control")
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._main: asyncio.Task[None]
+        self._peer: Peer | None = None
+        self._commands: dict[int, tuple[Peer, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._was_connected = False
+
+    def start(self) -> None:
+        """Begin to look for the leader; returns once other threads may call."""
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """End the connection and the thread."""
+        self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+
+    def call(self, number: int, message: Message) -> None:
+        """Ask the leader; its reply becomes MasterAnswered."""
+        self._in_loop(self._start_call, number, message)
+
+    def answer(self, command: int, message: Message) -> None:
+        """Reply to a command."""
+        self._in_loop(self._answer, command, message)
+
+    def drop(self, reason: str) -> None:
+        """End the present connection; another is dialled."""
+        self._in_loop(self._drop, reason)
+
+    def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        if threading.current_thread() is self._thread:
+            function(*arguments)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: the worker is stopping
+                self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --- in the loop's thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = task
+        self._ready.set()
+        ticking = asyncio.create_task(self._tick())
+        backoff = Backoff(Random(os.urandom(8)))
+        try:
+            for turn in itertools.count():
+                address = self._masters[turn % len(self._masters)]
+                try:
+                    await self._stay(address)
+                    backoff.succeeded()
+                except KVStoreError as error:
+                    self._refused(address, error)
+                await asyncio.sleep(backoff.failed())
+        finally:
+            ticking.cancel()
+            for each in tuple(self._tasks):
+                each.cancel()
+            if self._peer is not None:
+                self._peer.abort(Unavailable("the worker is stopping"))
+                self._service.line.use(None)
+
+    def _refused(self, address: str, error: KVStoreError) -> None:
+        LOG.warning("master %s: %s", address, error)
+        if isinstance(error, REFUSALS) and not self._was_connected:
+            self._on_refused(error)
+
+    async def _stay(self, address: str) -> None:
+        """Be connected to the master at `address`; returns when the connection has ended."""
+        ended = asyncio.Event()
+        peer = await dial_peer(address, self._identity, self._on_request, lambda _: ended.set())
+        self._peer, self._was_connected = peer, True
+        self._service.line.use(address)
+        LOG.info("master %s: connected", address)
+        try:
+            self._service.dispatch(LinkOpened())
+            await ended.wait()
+        finally:
+            self._peer = None
+            self._commands.clear()
+            self._service.line.use(None)
+            self._service.dispatch(LinkClosed())
+        LOG.warning("master %s: %s", address, peer.closed_because)
+
+    async def _tick(self) -> None:
+        service = self._service
+        while True:
+            service.dispatch(Tick())
+            wait_s = service.state.next_wakeup() - service.clock.now_s()
+            await asyncio.sleep(min(TICK_MAX_S, max(TICK_MIN_S, wait_s)))
+
+    def _start_call(self, number: int, message: Message) -> None:
+        task = self._loop.create_task(self._call(number, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call(self, number: int, message: Message) -> None:
+        reply: Message | None = None
+        peer = self._peer
+        try:
+            if peer is not None:
+                reply = await peer.call(message, ANSWER_TIMEOUT_S)
+        except StaleEpoch as error:
+            self._drop(str(error))
+        except Unavailable as error:
+            LOG.warning("%s: %s", type(message).__name__, error)
+        except KVStoreError as error:
+            reply = failure_of(error)
+        self._service.dispatch(MasterAnswered(number, reply))
+
+    def _on_request(self, peer: Peer, request_id: int, message: Message) -> None:
+        number = self._service.next_number()
+        self._commands[number] = (peer, request_id)
+        self._service.dispatch(CommandReceived(number, message))
+
+    def _answer(self, command: int, message: Message) -> None:
+        peer, request_id = self._commands.pop(command, (None, 0))
+        if peer is not None:
+            peer.reply(request_id, message)
+
+    def _drop(self, reason: str) -> None:
+        if self._peer is not None:
+            self._peer.abort(Unavailable(reason))

@@ -1,0 +1,291 @@
+"""One client's data connection, served by one thread: attach, share, ingest, read.
+
+Requests of a connection are carried out in order, but their reports to the master overlap: while a
+seal is on its way the next pull copies. Owns nothing that outlives the connection; decisions are
+the state machine's, reached through `Service`.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import (
+    BadValue,
+    BufferClosed,
+    DeadlineExceeded,
+    KVStoreError,
+    MalformedMessage,
+    Unavailable,
+)
+from kvstore.ids import KEY_BYTES
+from kvstore.rpc.failure import failure_of
+from kvstore.wire.framing import FrameKind
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested, StreamSource
+from kvstore.wire.messages.transfers import (
+    AttachBuffer,
+    CheckRecords,
+    DetachBuffer,
+    FindEngine,
+    ReadExtents,
+    ShareSegments,
+)
+from workers import ingest
+from workers.events import (
+    AnswerIngest,
+    IngestRequested,
+    MasterAnswered,
+    PullEnded,
+    RefuseIngest,
+    SessionClosed,
+    StartPull,
+)
+from workers.serve_reads import check_records, send_extents
+from workers.sharing import shared
+
+if TYPE_CHECKING:
+    from kvstore.rpc.frame_socket import FrameSocket
+    from kvstore.wire.framing import Frame
+    from kvstore.wire.messages.base import Message
+    from workers.client_buffers import SessionBuffers
+    from workers.report_line import Sent
+    from workers.service import Service
+
+LOG: Final = logging.getLogger(__name__)
+
+ToSession = StartPull | AnswerIngest | RefuseIngest
+"""Actions that the thread of the connection which asked carries out."""
+
+PATIENCE_S: Final = limits.CALL_TIMEOUT_MAX_S
+"""How long a request may wait for a busy extent: beyond the deadline of any pull."""
+
+
+class OpenIngest(msgspec.Struct):
+    """An Ingest of this connection that is not answered yet."""
+
+    request_id: int
+    source: ingest.Source
+    undo: ExitStack
+    """Lets go of what the source uses."""
+
+    @property
+    def stream(self) -> ingest.StreamSource | None:
+        """The source, if its bytes lie on this connection before the next frame."""
+        return self.source if isinstance(self.source, ingest.StreamSource) else None
+
+
+class DataSession:
+    """One greeted connection. `serve` is its thread; `post` and `end` are for other threads."""
+
+    def __init__(self, service: Service, link: FrameSocket, number: int, token: bytes) -> None:
+        """Own `link`. `token` names the client's session, which other connections may share."""
+        self.number: Final = number
+        self._service = service
+        self._link = link
+        self._token = token
+        self._mailbox: SimpleQueue[ToSession] = SimpleQueue()
+        self._posting = Lock()
+        self._is_over = False
+        self._open: dict[int, OpenIngest] = {}
+        self._reports: deque[tuple[int, Sent | None]] = deque()
+
+    def serve(self) -> None:
+        """Carry out requests until the connection ends."""
+        try:
+            with self._service.buffers.connection(self._token) as buffers:
+                try:
+                    self._serve(buffers)
+                finally:
+                    self._leave()
+        except MalformedMessage as error:
+            LOG.warning("data connection %d closed: %s", self.number, error)
+        except Unavailable as error:
+            LOG.debug("data connection %d ended: %s", self.number, error)
+        finally:
+            self._link.close()
+
+    def end(self) -> None:
+        """Make `serve` return soon."""
+        self._link.shutdown()
+
+    def post(self, action: ToSession) -> bool:
+        """Hand an action to this connection's thread; False when it has ended."""
+        with self._posting:
+            if not self._is_over:
+                self._mailbox.put(action)
+            return not self._is_over
+
+    def report(self, call: int, message: Message) -> None:
+        """Send a seal to the master; its answer is taken in between two requests."""
+        self._reports.append((call, self._service.line.start(message)))
+
+    def _serve(self, buffers: SessionBuffers) -> None:
+        while True:
+            frame = self._next_frame()
+            if frame is None:
+                self._progress()
+                continue
+            if frame.kind is not FrameKind.REQUEST:
+                raise MalformedMessage(f"{type(frame.message).__name__} as a reply to nothing")
+            try:
+                self._carry_out(frame.request_id, frame.message, buffers)
+            except (MalformedMessage, Unavailable):
+                raise
+            except KVStoreError as error:
+                self._reply(frame.request_id, failure_of(error))
+
+    def _next_frame(self) -> Frame | None:
+        """The next request; None when there is none yet and answers of ours are due."""
+        if not self._open and not self._reports:
+            return self._link.receive()
+        try:
+            return self._link.receive(0.0)
+        except DeadlineExceeded:
+            return None
+
+    def _carry_out(self, request_id: int, message: Message, buffers: SessionBuffers) -> None:
+        service = self._service
+        match message:
+            case Ingest():
+                self._ingest(request_id, message, buffers)
+            case ReadExtents():
+                sent = send_extents(self._link, request_id, message, service.segments)
+                service.counts.note_sent(sent)
+            case CheckRecords():
+                self._reply(request_id, check_records(message, service.segments))
+            case ShareSegments():
+                with shared(service.segments.values()) as (reply, descriptors):
+                    self._link.send(FrameKind.REPLY, request_id, reply, descriptors)
+            case AttachBuffer(number, size_bytes):
+                buffers.attach(number, self._link.take_fds(1)[0], size_bytes)
+                self._reply(request_id, Done())
+            case DetachBuffer(number):
+                while self._open:
+                    self._progress()
+                buffers.detach(number)
+                self._reply(request_id, Done())
+            case FindEngine():
+                self._reply(request_id, service.require_engine().find(message))
+            case _:
+                raise BadValue("message", type(message).__name__, "a request to a worker's data")
+
+    def _reply(self, request_id: int, message: Message) -> None:
+        self._link.send(FrameKind.REPLY, request_id, message)
+
+    # --- ingest -----------------------------------------------------------------------------
+
+    def _ingest(self, request_id: int, message: Ingest, buffers: SessionBuffers) -> None:
+        with ExitStack() as undo:
+            try:
+                source = self._source(message, buffers, undo)
+            except BufferClosed as error:
+                LOG.info("data connection %d: %s", self.number, error)
+                lost = bytes((Outcome.SOURCE_LOST,)) * (len(message.keys) // KEY_BYTES)
+                self._reply(request_id, Ingested(lost))
+                return
+            number = self._service.enter_request(self)
+            opened = self._open[number] = OpenIngest(request_id, source, undo.pop_all())
+        self._service.dispatch(IngestRequested(number, self.number, message), self)
+        self._take_mail()
+        if (stream := opened.stream) is not None:
+            # Its bytes lie before the next frame.
+            while not stream.is_finished:
+                self._progress()
+
+    def _source(self, message: Ingest, buffers: SessionBuffers, undo: ExitStack) -> ingest.Source:
+        pages = len(message.keys) // KEY_BYTES
+        match message.source:
+            case BufferSource(number, offsets):
+                if len(offsets) != 8 * pages:
+                    want = f"{8 * pages} bytes for {pages} keys"
+                    raise BadValue("source.offsets", len(offsets), want)
+                buffer = undo.enter_context(buffers.use(number))
+                return ingest.BufferSource(buffer, array("Q", offsets), message.part_bytes)
+            case StreamSource():
+                if not 0 < message.part_bytes <= limits.CHUNK_BYTES:
+                    # How many bytes follow is anybody's guess: the stream's position is lost.
+                    raise MalformedMessage(f"part_bytes {message.part_bytes} of a stream")
+                now = self._service.clock.now_s()
+                return ingest.StreamSource(self._link, pages, message.part_bytes, now)
+            case _:
+                return self._service.require_engine().source(message)
+
+    def _progress(self) -> None:
+        """Bring one open request nearer to its answer; waits for whoever has its extents."""
+        if self._reports:
+            call, sent = self._reports.popleft()
+            reply = None if sent is None else self._service.line.finish(sent)
+            self._service.dispatch(MasterAnswered(call, reply), self)
+        else:
+            try:
+                self._take(self._mailbox.get(timeout=PATIENCE_S))
+            except Empty as error:
+                raise Unavailable("a request waited too long for a busy extent") from error
+        self._take_mail()
+
+    def _take_mail(self) -> None:
+        while True:
+            try:
+                action = self._mailbox.get_nowait()
+            except Empty:
+                return
+            self._take(action)
+
+    def _take(self, action: ToSession) -> None:
+        if isinstance(action, StartPull):
+            self._pull(action)
+            return
+        opened = self._open.pop(action.request)
+        opened.undo.close()
+        if isinstance(action, AnswerIngest):
+            if opened.stream is not None:
+                opened.stream.finish()
+            self._reply(opened.request_id, Ingested(action.outcomes))
+            return
+        self._reply(opened.request_id, Failure(action.code, action.text))
+        if opened.stream is not None:
+            raise MalformedMessage(f"a stream whose request was refused: {action.text}")
+
+    def _pull(self, action: StartPull) -> None:
+        service, opened = self._service, self._open[action.request]
+        pull = ingest.Pull(service.segments[action.message.segment], action, opened.source)
+        service.pulls.begin(action.pull, pull)
+        outcomes = pull.run()
+        service.pulls.end(action.pull)
+        service.counts.note_pull(outcomes, action.message.part_bytes)
+        service.dispatch(PullEnded(action.pull, outcomes), self)
+        if opened.stream is not None:
+            opened.stream.finish()
+
+    def _leave(self) -> None:
+        """Settle what is open, so that no extent stays busy for a client that is gone."""
+        with self._posting:
+            self._is_over = True
+        self._service.dispatch(SessionClosed(self.number), self)
+        while not self._mailbox.empty():
+            action = self._mailbox.get_nowait()
+            if isinstance(action, StartPull):
+                self._service.dispatch(never_started(action), self)
+        while self._reports:
+            call, sent = self._reports.popleft()
+            reply = None if sent is None else self._service.line.finish(sent)
+            self._service.dispatch(MasterAnswered(call, reply), self)
+        self._service.forget_requests(self._open)
+        for opened in self._open.values():
+            opened.undo.close()
+
+
+def never_started(action: StartPull) -> PullEnded:
+    """The end of a pull whose client was gone before its first byte."""
+    pages = len(action.message.keys) // KEY_BYTES
+    return PullEnded(action.pull, bytes((Outcome.FENCED,)) * pages)

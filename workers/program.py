@@ -1,0 +1,228 @@
+"""One worker process from its configuration to its end: segments, listeners, links, signals.
+
+Owns the order of start and stop: memory is owned, mapped and touched before anybody can connect;
+at the end clients go first, the memory last. A start that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from kvstore.announcement import Announcement, announce, withdraw
+from kvstore.clock import SystemClock
+from kvstore.errors import ConfigError
+from kvstore.ids import SegmentId
+from kvstore.record import RecordState
+from kvstore.rpc.address import bind, bound_address
+from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.transfer.mooncake_process import EngineSettings
+from kvstore.wire.messages.common import Address
+from workers.admin import AdminPages
+from workers.control_link import ControlLink
+from workers.extent_table import SegmentTable
+from workers.listeners import Listeners
+from workers.membership import Profile
+from workers.metrics import Look, SegmentLook
+from workers.report_line import ReportLine
+from workers.service import Service
+from workers.state import WorkerState
+from workers.tiers.dram import open_dram
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvstore.config import ClusterConfig
+    from kvstore.errors import KVStoreError
+    from workers.config import WorkerConfig
+    from workers.ingest import EngineDesk
+    from workers.tiers.tier import Segment
+
+ROLE: Final = "worker"
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SERVED_ROLES: Final = frozenset({Role.ENGINE, Role.WORKER, Role.OPERATOR})
+SHM_COST: Final = 0
+TCP_COST: Final = 10
+MOONCAKE_COST: Final = 20
+
+LOG: Final = logging.getLogger(__name__)
+
+
+async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
+    """Run a worker until a signal stops it. Raises what stopped it otherwise.
+
+    The caller's event loop serves the HTTP pages and waits for signals; control and data have
+    threads of their own.
+    """
+    secret = cluster.secret()
+    _make_folder(config.data_dir)
+    stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with AsyncExitStack() as undo:
+        segment, table = _own_memory(config, cluster.name)
+        undo.callback(segment.close)
+        sockets = [
+            undo.enter_context(bind(address, secret))
+            for address in (f"unix:{config.unix_path()}", str(config.listen))
+        ]
+        unix, tcp = (bound_address(sock) for sock in sockets)
+        addresses = _addresses(config, unix, tcp)
+        profile = Profile(config.worker_id, config.host, addresses, {segment.id: segment.tier})
+        identity = Identity(Role.WORKER, name=config.worker_id, secret=secret, cluster=cluster.name)
+        line = ReportLine(identity.renewed())
+        clock = SystemClock()
+        engine = _engine(config, segment, clock, undo)
+        service = Service(WorkerState(profile, [table]), [segment], clock, line, engine)
+        undo.callback(service.close)
+        greeter = ListenerIdentity(cluster.name, secret, SERVED_ROLES)
+        listeners = Listeners(service, greeter, sockets)
+        _stop_on(stopping)
+        control = _control(service, config, identity, stopping)
+        control.start()
+        undo.callback(control.stop)
+        listeners.start()
+        undo.callback(listeners.close)
+        admin = None
+        if config.admin is not None:
+            pages = AdminPages(lambda: look(service, listeners, cluster.name, config.worker_id))
+            undo.push_async_callback(pages.close)
+            admin = await pages.listen(str(config.admin), secret)
+        _announce(config, cluster.name, unix, tcp, admin)
+        undo.callback(withdraw, config.data_dir, ROLE)
+        await stopping
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
+
+
+def _own_memory(config: WorkerConfig, cluster: str) -> tuple[Segment, SegmentTable]:
+    """The DRAM segment with what a former life left in it, and the table of that."""
+    path, geometry = config.segment_path(cluster), config.geometry()
+    name = SegmentId(config.segment_id())
+    segment, found = open_dram(path, cluster, name, geometry, huge_pages=config.huge_pages)
+    table = SegmentTable(segment.id, segment.incarnation, geometry)
+    table.adopt(found.adopted)
+    LOG.info(
+        "segment %s: %d bytes in %s; %d pages re-adopted, dropped: %d unfinished, %d removed, "
+        "%d damaged", segment.id, geometry.payload_bytes, path, len(found.adopted),
+        found.unfinished, found.removed, found.damaged,
+    )  # fmt: skip
+    return segment, table
+
+
+def _engine(
+    config: WorkerConfig, segment: Segment, clock: SystemClock, undo: AsyncExitStack
+) -> EngineDesk | None:
+    """The transfer engine in its child processes, where it is asked for."""
+    if "mooncake" not in config.transports:
+        return None
+    # Only now: it is installed only where it is used.
+    from workers.engine_child import EngineChild, EngineSegment
+    from workers.engine_source import EngineDesk as Desk
+
+    host = config.advertise[0].host if config.advertise else config.listen.host
+    settings = EngineSettings(host, config.mooncake_protocol, config.mooncake_device)
+    if not settings.read_only:
+        LOG.warning("mooncake over %s: that peers only read is a convention", settings.protocol)
+    child = EngineChild(settings, [EngineSegment(segment.id, segment.ownership, segment.geometry)])
+    undo.callback(child.close)
+    return Desk(child, [segment], clock)
+
+
+def _addresses(config: WorkerConfig, unix: str, tcp: str) -> tuple[Address, ...]:
+    """How clients reach this worker, cheapest first."""
+    outside = [str(each) for each in config.advertise] or [tcp]
+    ways = [("shm", SHM_COST, [unix.removeprefix("unix:")]), ("tcp", TCP_COST, outside)]
+    # The engine is asked for through the worker's own stream.
+    ways.append(("mooncake", MOONCAKE_COST, outside))
+    return tuple(
+        Address(transport, where, cost + i)
+        for transport, cost, places in ways
+        if transport in config.transports
+        for i, where in enumerate(places)
+    )
+
+
+def _stop_on(stopping: asyncio.Future[None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not stopping.done():
+            stopping.set_result(None)
+
+    for each in STOP_SIGNALS:
+        loop.add_signal_handler(each, stop)
+
+
+def _control(
+    service: Service, config: WorkerConfig, identity: Identity, stopping: asyncio.Future[None]
+) -> ControlLink:
+    """The link to the masters; a refusal at the first connection stops the worker."""
+    loop = asyncio.get_running_loop()
+
+    def fail(error: KVStoreError) -> None:
+        if not stopping.done():
+            stopping.set_exception(error)
+
+    def refused(error: KVStoreError) -> None:
+        loop.call_soon_threadsafe(fail, error)
+
+    masters = [str(each) for each in config.master]
+    control = ControlLink(service, masters, identity, refused)
+    service.control = control
+    return control
+
+
+def _announce(config: WorkerConfig, cluster: str, unix: str, tcp: str, admin: str | None) -> None:
+    announce(
+        config.data_dir,
+        Announcement(
+            ROLE, os.getpid(), cluster, tcp, admin=admin, unix=unix.removeprefix("unix:"),
+            worker=config.worker_id,
+        ),
+    )  # fmt: skip
+    LOG.info(
+        "worker %s of cluster %s: listening at %s and %s", config.worker_id, cluster, tcp, unix
+    )
+
+
+def look(service: Service, listeners: Listeners, cluster: str, worker: str) -> Look:
+    """What the worker says of itself over HTTP."""
+    state, counts = service.state, service.counts
+    return Look(
+        worker=worker,
+        cluster=cluster,
+        epoch=state.epoch,
+        serving=state.is_serving,
+        fenced=state.is_fenced(service.clock.now_s()),
+        sessions=listeners.sessions,
+        pulls_running=len(state.pulls.running),
+        requests_waiting=len(state.pulls.waiting),
+        held_extents=len(state.holdings.held),
+        seals_unreported=len(state.pulls.unreported),
+        bytes_pulled=counts.bytes_pulled,
+        bytes_sent=counts.bytes_sent,
+        pages_pulled=dict(counts.pages),
+        segments=tuple(_segment_look(service, segment) for segment in service.segments.values()),
+    )
+
+
+def _segment_look(service: Service, segment: Segment) -> SegmentLook:
+    chunks = list(service.state.holdings.segments[segment.id].chunks.values())
+    by_state = {state: sum(chunk.states.count(state) for chunk in chunks) for state in RecordState}
+    return SegmentLook(
+        segment=segment.id,
+        tier=segment.tier,
+        incarnation=segment.incarnation,
+        capacity_bytes=segment.geometry.payload_bytes,
+        reserved=by_state[RecordState.RESERVED],
+        sealed=by_state[RecordState.SEALED],
+        removed=by_state[RecordState.REMOVED],
+    )

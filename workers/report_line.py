@@ -1,0 +1,76 @@
+"""The blocking connection on which data threads report seals to the leader.
+
+Besides the control link, because handing a report to the event loop and back would cost two thread
+switches a put. It goes where the control link goes, and lives no longer than that does. A report
+that it cannot bring is answered None; `workers.pulls` then keeps it for the next leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import KVStoreError, Unavailable
+from kvstore.rpc.connection import Connection
+
+if TYPE_CHECKING:
+    from kvstore.rpc.identity import Identity
+    from kvstore.wire.messages.base import Message
+
+LOG: Final = logging.getLogger(__name__)
+REPORT_TIMEOUT_S: Final = limits.PUT_TIMEOUT_BASE_S
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A report on its way."""
+
+    connection: Connection
+    request_id: int
+
+
+class ReportLine:
+    """Thread-safe; any number of reports may be on their way."""
+
+    def __init__(self, identity: Identity) -> None:
+        """Nowhere to report to yet. The identity is that of a worker, by its name."""
+        self._identity = identity
+        self._mutex = threading.Lock()
+        self._address: str | None = None
+        self._connection: Connection | None = None
+
+    def use(self, address: str | None) -> None:
+        """Report to the leader at `address` from now on; None while there is none."""
+        with self._mutex:
+            self._address = address
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def start(self, message: Message) -> Sent | None:
+        """Send a report; None when it cannot be sent."""
+        try:
+            connection = self._open()
+            return Sent(connection, connection.start(message, REPORT_TIMEOUT_S))
+        except KVStoreError as error:
+            LOG.warning("report not sent: %s", error)
+            return None
+
+    def finish(self, sent: Sent) -> Message | None:
+        """The leader's answer; None when there was none, or a refusal."""
+        try:
+            return sent.connection.finish(sent.request_id, REPORT_TIMEOUT_S)
+        except KVStoreError as error:
+            LOG.warning("report not answered: %s", error)
+            return None
+
+    def _open(self) -> Connection:
+        with self._mutex:
+            if self._address is None:
+                raise Unavailable("no leader is known")
+            if self._connection is None or not self._connection.is_open:
+                self._connection = Connection.open(self._address, self._identity, REPORT_TIMEOUT_S)
+            return self._connection

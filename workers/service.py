@@ -1,0 +1,189 @@
+"""The pool worker's shell: events into the state machine, actions out, from any thread.
+
+Owns the one lock around `WorkerState.handle` and the routing of actions to the threads that carry
+them out. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Final, assert_never
+
+from kvstore.errors import BadValue
+from kvstore.page import payload_checksum
+from kvstore.record import RecordState, unpack_record
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.membership import InventoryRows
+from kvstore.wire.messages.puts import Sealed
+from workers import events
+from workers.client_buffers import ClientBuffers
+from workers.data_session import never_started
+from workers.metrics import Counts
+from workers.running_pulls import RunningPulls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvstore.clock import Clock
+    from workers.control_link import ControlLink
+    from workers.data_session import DataSession, ToSession
+    from workers.events import Action, Event, ExtentGroup
+    from workers.ingest import EngineDesk
+    from workers.report_line import ReportLine
+    from workers.state import WorkerState
+    from workers.tiers.tier import Segment
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class Service:
+    """State machine, segments and running pulls of one worker process. Thread-safe."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        segments: Iterable[Segment],
+        clock: Clock,
+        line: ReportLine,
+        engine: EngineDesk | None = None,
+    ) -> None:
+        """Serve nothing yet: `control` must be set before the first event."""
+        self.state = state
+        self.segments: dict[str, Segment] = {segment.id: segment for segment in segments}
+        self.clock = clock
+        self.line = line
+        self.buffers = ClientBuffers()
+        self.pulls = RunningPulls()
+        self.counts = Counts()
+        self.control: ControlLink | None = None
+        self._engine = engine
+        self._mutex = threading.Lock()
+        self._numbers = count(1)
+        self._sessions: dict[int, DataSession] = {}
+        """By request: whose thread carries its actions out."""
+        self._checks = ThreadPoolExecutor(1, "worker-checks")
+
+    def dispatch(self, event: Event, session: DataSession | None = None) -> None:
+        """Take an event in and carry out or hand on what follows from it.
+
+        `session` is that of the calling thread, if it serves one: it reports seals itself.
+        """
+        pending = deque([event])
+        while pending:
+            each = pending.popleft()
+            with self._mutex:
+                actions = self.state.handle(each, self.clock.now_s())
+            for action in actions:
+                follows = self._execute(action, session)
+                if follows is not None:
+                    pending.append(follows)
+
+    def enter_request(self, session: DataSession) -> int:
+        """A number for a request of this session."""
+        number = next(self._numbers)
+        self._sessions[number] = session
+        return number
+
+    def forget_requests(self, numbers: Iterable[int]) -> None:
+        """These requests' session has ended."""
+        for number in numbers:
+            self._sessions.pop(number, None)
+
+    def next_number(self) -> int:
+        """A number for a session or a command, never used before."""
+        return next(self._numbers)
+
+    def require_engine(self) -> EngineDesk:
+        """The transfer engine's side; BadValue where this worker has none."""
+        if self._engine is None:
+            raise BadValue("source", "the transfer engine", "a transport that this worker serves")
+        return self._engine
+
+    def close(self) -> None:
+        """Wait for checks that run; every other thread must have ended."""
+        self._checks.shutdown()
+
+    def _execute(self, action: Action, session: DataSession | None) -> Event | None:
+        """Carry one action out; the event that it ends in, if that is known at once."""
+        match action:
+            case events.StartPull() | events.AnswerIngest() | events.RefuseIngest():
+                return self._route(action)
+            case events.CallMaster(call, message):
+                if session is not None and isinstance(message, Sealed):
+                    session.report(call, message)
+                else:
+                    self._control().call(call, message)
+            case events.SendRows(call, segment, chunk_start, size_class):
+                rows = self.segments[segment].records.rows(chunk_start, size_class)
+                incarnation = self.segments[segment].incarnation
+                message = InventoryRows(segment, incarnation, chunk_start, size_class, rows)
+                self._control().call(call, message)
+            case events.CloseLink(reason):
+                self._control().drop(reason)
+            case events.AnswerCommand(command, message):
+                self._control().answer(command, message)
+            case events.CancelPull(pull):
+                self.pulls.cancel(pull)
+            case events.WriteFree(work, extents):
+                return events.WorkEnded(work, self._write_free(extents))
+            case events.WriteRemoved(work, extents):
+                records = self.segments[extents.segment].records
+                for stretch in extents.stretches:
+                    records.write_removed(stretch, extents.size_class)
+                return events.WorkEnded(work, bytes(extents.count))
+            case events.VerifyPayloads():
+                self._checks.submit(self._verify, action)
+            case _:
+                assert_never(action)
+        return None
+
+    def _control(self) -> ControlLink:
+        assert self.control is not None, "the control link is wired before the first event"
+        return self.control
+
+    def _route(self, action: ToSession) -> Event | None:
+        number = action.request
+        if isinstance(action, events.StartPull):
+            session = self._sessions.get(number)
+        else:
+            session = self._sessions.pop(number, None)
+        if session is not None and session.post(action):
+            return None
+        return never_started(action) if isinstance(action, events.StartPull) else None
+
+    def _write_free(self, extents: ExtentGroup) -> bytes:
+        """FREE records first, so that no reader can begin; then see whether one still holds."""
+        segment, outcomes = self.segments[extents.segment], bytearray()
+        for stretch in extents.stretches:
+            segment.records.write_free(stretch, extents.size_class)
+            granted = segment.locks.try_lock(stretch, extents.size_class)
+            segment.locks.unlock(stretch, extents.size_class)
+            outcomes += bytes(Outcome.OK if each else Outcome.BUSY for each in granted)
+        return bytes(outcomes)
+
+    def _verify(self, action: events.VerifyPayloads) -> None:
+        """Hash sealed extents; in a thread of its own, since it may take long (I27)."""
+        try:
+            outcomes = b"".join(
+                bytes((self._verified(action.extents, stretch.offset + i),))
+                for stretch in action.extents.stretches
+                for i in range(0, stretch.count * action.extents.size_class,
+                               action.extents.size_class)
+            )  # fmt: skip
+        except Exception:
+            LOG.exception("check of %s failed", action.extents.segment)
+            outcomes = bytes((Outcome.TRANSPORT,)) * action.extents.count
+        self.dispatch(events.WorkEnded(action.work, outcomes))
+
+    def _verified(self, extents: ExtentGroup, offset: int) -> Outcome:
+        segment = self.segments[extents.segment]
+        record = unpack_record(bytes(segment.records.read(offset, extents.size_class)))
+        if record is None or record.state is not RecordState.SEALED:
+            return Outcome.STALE
+        payload = segment.payload[offset : offset + record.payload_bytes]
+        found = payload_checksum(payload, record.key, record.part)
+        return Outcome.OK if found == record.checksum else Outcome.CHECKSUM

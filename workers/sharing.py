@@ -1,0 +1,79 @@
+"""Descriptors that cross the Unix socket: segments to clients, clients' buffers to the worker.
+
+A client gets each segment read-only, on an open file description of its own, because locks belong
+to the description. The worker maps a client's buffer only if it can never shrink: a truncated
+mapping would kill the process. Must not know sessions or pulls.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvstore.errors import BadValue
+from kvstore.transfer.memory import address_of, populate
+from kvstore.wire.messages.transfers import SegmentsShared, SharedSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from workers.tiers.tier import Segment
+
+MADV_POPULATE_READ = 22
+
+
+class ClientBuffer:
+    """A client's buffer, mapped read-only."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        """Map the memfd `fd`, which is closed either way.
+
+        BadValue unless it is sealed against shrinking and holds `size_bytes`.
+        """
+        try:
+            _check(fd, size_bytes)
+            self._map = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.size_bytes = size_bytes
+        with memoryview(self._map) as view:
+            self.address = address_of(view)
+        # The client touched its pages; mapping them now spares the first put 0.1 µs a KiB.
+        populate(self.address, size_bytes, MADV_POPULATE_READ)
+
+    def close(self) -> None:
+        """Unmap; nothing may be pulled from it any more."""
+        self._map.close()
+
+
+def _check(fd: int, size_bytes: int) -> None:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise BadValue("buffer", "a descriptor of another kind", "a memfd") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise BadValue("buffer", "a memfd that can shrink", "one sealed with F_SEAL_SHRINK")
+    length = os.fstat(fd).st_size
+    if not 0 < size_bytes <= length:
+        raise BadValue("size_bytes", size_bytes, f"1 to {length}, the length of the memfd")
+
+
+@contextmanager
+def shared(segments: Iterable[Segment]) -> Iterator[tuple[SegmentsShared, list[int]]]:
+    """The message that introduces the segments, and a fresh descriptor for each.
+
+    The descriptors are closed here afterwards; by then they must have been sent.
+    """
+    descriptors: list[int] = []
+    try:
+        named: list[SharedSegment] = []
+        for segment in segments:
+            descriptors.append(segment.open_for_reader())
+            named.append(SharedSegment(segment.id, segment.incarnation, segment.geometry))
+        yield SegmentsShared(tuple(named)), descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
