@@ -69,6 +69,7 @@ class MappedSegment:
         try:
             check = _Check(self.geometry, span, self._view)
         except BadValue:
+            into.wipe(span.places, span.part_bytes)
             return all_of(Outcome.STALE, len(span))
         base = self._mapping.address + self.geometry.payload_base
         copied = _hashed_copies if span.part_bytes <= COPY_BYTES_MAX else _copied_hashes
