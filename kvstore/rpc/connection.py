@@ -92,7 +92,7 @@ class Connection:
         if len(self._calls) >= limits.REQUESTS_IN_FLIGHT_MAX:
             raise OutOfSpace(f"{len(self._calls)} requests are in flight on one connection")
         deadline_s = time.monotonic() + timeout_s
-        if not self._send_turn.acquire(timeout=timeout_s):
+        if not self._send_turn.acquire(timeout=max(0.0, timeout_s)):
             raise DeadlineExceeded("the peer does not take what is sent to it")
         failure: BaseException | None = None
         try:

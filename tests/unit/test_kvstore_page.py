@@ -127,7 +127,7 @@ def test_chains_refuse_what_is_not_there() -> None:
     with pytest.raises(BadValue, match="parent"):
         PageChain(b"", PageKey(b"short"))
     with pytest.raises(TypeError):
-        {chain}
+        dict.fromkeys([chain])
 
 
 def test_chains_show_themselves_briefly_and_compare_with_chains_only() -> None:
