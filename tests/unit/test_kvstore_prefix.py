@@ -296,6 +296,7 @@ def test_surplus_staging_is_closed(store: FakeStore) -> None:
     assert sum(not buffer.closed for buffer in store.buffers) == prefix.STAGING_IDLE_MAX
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12: other tests' threads
 def test_a_forked_child_uses_buffers_of_its_own(store: FakeStore) -> None:
     engine = Engine(store)
     engine.store(text(2 * TOKENS))
