@@ -1,0 +1,203 @@
+"""A real master process, spoken to over its real socket by a scripted worker and client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.announcement import read_announcement
+from kvstore.exit_codes import ExitCode
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, open_layout
+from kvstore.page import PageChain
+from kvstore.replica import Tier
+from kvstore.rpc.identity import Identity, Role
+from kvstore.rpc.server import dial_peer
+from kvstore.segment import Geometry
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.membership import (
+    InventoryEnd,
+    InventoryWanted,
+    OfferInventory,
+    RegisterWorker,
+    SegmentOffer,
+    WorkerAccepted,
+)
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans, Sealed, SealedNoted
+from kvstore.wire.messages.reads import GetStatus, Located, MatchPrefix, Probe, Probed, Status
+from tests.cluster.up import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+    from typing import Self
+
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+START_S = 30
+CALL_S = 10
+SEGMENT = SegmentOffer("s", 1, Tier.DRAM.value, Geometry(1 << 22, 1 << 20))
+CONTENT = Content(
+    "default", "m", "r", "", "float16", (CacheGroup(Attention.FULL, 2, 1, 8, 8),), "rope"
+)
+LAYOUT = Layout(page_tokens=16)
+NAMESPACE = open_layout(CONTENT, LAYOUT)
+CHAIN = PageChain.of_tokens(NAMESPACE.id, range(16 * 8), 16)
+
+
+class Master:
+    """A context manager around one master process on a free port."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+
+    def __enter__(self) -> Self:
+        (self._data_dir / "master.json").unlink(missing_ok=True)
+        options = (f"--data-dir={self._data_dir}", "--listen=127.0.0.1:0", "--admin=off")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "master", *options],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "listening at" in line:
+                break
+        found = read_announcement(self._data_dir, "master")
+        assert found is not None
+        assert found.pid == self.process.pid
+        self.address, self.epoch = found.listen, found.epoch
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=START_S)
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=START_S)
+        return self.process.returncode
+
+    def with_peers(self, use: Callable[[Peer, Peer], Awaitable[None]]) -> None:
+        """Connect a client and a worker, each answering commands by Done, for `use`."""
+
+        async def life() -> None:
+            client, worker = [await self._dial(role) for role in (Role.ENGINE, Role.WORKER)]
+            try:
+                async with asyncio.timeout(START_S):
+                    await use(client, worker)
+            finally:
+                client.close()
+                worker.close()
+
+        asyncio.run(life())
+
+    async def _dial(self, role: Role) -> Peer:
+        def answer(peer: Peer, request_id: int, message: Message) -> None:
+            del message
+            peer.reply(request_id, Done())
+
+        return await dial_peer(self.address, Identity(role, name="w"), answer, lambda _: None)
+
+
+async def opened(client: Peer) -> int:
+    """Open the namespace; returns its ordinal."""
+    answer = await client.call(OpenNamespace(CONTENT, LAYOUT), CALL_S)
+    assert isinstance(answer, NamespaceOpened)
+    assert answer.namespace == NAMESPACE.id
+    return answer.ordinal
+
+
+async def register(worker: Peer) -> None:
+    """Offer one empty segment."""
+    accepted = await worker.call(RegisterWorker("w", "h", (), (SEGMENT,)), CALL_S)
+    assert isinstance(accepted, WorkerAccepted)
+    wanted = await worker.call(OfferInventory("s", 1, ()), CALL_S)
+    assert wanted == InventoryWanted(())
+    assert await worker.call(InventoryEnd("s", 1), CALL_S) == Done()
+
+
+async def put(client: Peer, worker: Peer, ordinal: int) -> None:
+    """Plan the chain and seal every extent of it, as the worker would."""
+    (part,) = NAMESPACE.parts
+    begin = BeginPut(
+        os.urandom(16), NAMESPACE.id, (PutChain(CHAIN.parent, CHAIN.packed),), (0,),
+        (part.size_bytes,), 5.0,
+    )  # fmt: skip
+    plans = await client.call(begin, CALL_S)
+    assert isinstance(plans, PutPlans)
+    assert sum(span.count for span in plans.spans) == len(CHAIN)
+    for span in plans.spans:
+        keys = CHAIN.slice(span.first, span.first + span.count).packed
+        checksums = struct.pack(f"<{span.count}Q", *range(span.count))
+        noted = await worker.call(
+            Sealed("s", 1, span.generation, ordinal, 0, keys, span.offsets, checksums), CALL_S
+        )
+        assert noted == SealedNoted(bytes([Outcome.OK]) * span.count)
+
+
+def test_a_page_is_found_once_its_worker_has_sealed_it(tmp_path: Path) -> None:
+    async def use(client: Peer, worker: Peer) -> None:
+        ordinal = await opened(client)
+        await register(worker)
+        absent = await client.call(Probe(NAMESPACE.id, CHAIN.packed), CALL_S)
+        assert absent == Probed(bytes(len(CHAIN)))
+        await put(client, worker, ordinal)
+        present = await client.call(Probe(NAMESPACE.id, CHAIN.packed), CALL_S)
+        assert present == Probed(b"\1" * len(CHAIN))
+        located = await client.call(MatchPrefix(NAMESPACE.id, CHAIN.packed), CALL_S)
+        assert isinstance(located, Located)
+        assert sum(run.count for run in located.runs) == len(CHAIN)
+        assert located.lease_ttl_s > 0
+        status = await client.call(GetStatus(), CALL_S)
+        assert isinstance(status, Status)
+        assert status.pages == len(CHAIN)
+
+    with Master(tmp_path) as master:
+        master.with_peers(use)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_namespaces_keep_their_numbers_over_restarts(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ordinals: list[int] = []
+
+    async def use(client: Peer, worker: Peer) -> None:
+        del worker
+        ordinals.append(await opened(client))
+
+    with Master(tmp_path) as master:
+        master.with_peers(use)
+        assert master.epoch == 1
+        want = -number if number == signal.SIGKILL else ExitCode.OK
+        assert master.end(number) == want
+    with Master(tmp_path) as master:
+        assert master.epoch == 2
+        master.with_peers(use)
+    assert ordinals[0] == ordinals[1]
+
+
+def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
+    async def use(client: Peer, worker: Peer) -> None:
+        del worker
+        await client.call(OpenNamespace(CONTENT, LAYOUT), 1)
+
+    with Master(tmp_path) as first, Master(tmp_path) as second:
+        assert second.epoch == 2
+        with pytest.raises(Exception, match=r"closed|lost|closing|listener|deadline"):
+            first.with_peers(use)
+        assert first.process.wait(START_S) == ExitCode.STALE
+        second.with_peers(use)
