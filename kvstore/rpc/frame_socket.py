@@ -93,6 +93,8 @@ class FrameSocket:
         """
         frame = pack_frame(kind, request_id, message, self._reader.version)
         if fds:
+            # Elsewhere the kernel would drop them without a word.
+            assert self._takes_fds, "descriptors travel over Unix sockets only"
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
             self._send_views([memoryview(frame), *_byte_views(raw)], deadline_s, [rights])
         elif raw:
