@@ -30,7 +30,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
     master: tuple[TcpAddress, ...] = (TcpAddress("127.0.0.1", limits.MASTER_PORT),)
     """Where masters listen; whichever leads is used."""
-    worker_id: str = msgspec.field(default_factory=socket.gethostname)
+    id: str = msgspec.field(default_factory=socket.gethostname)
     """Names the worker and its segments; the same after a restart."""
     data_dir: Path = msgspec.field(default_factory=_data_dir)
     """Holds the Unix socket and the announcement."""
@@ -59,8 +59,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise BadValue where values cannot work, alone or together."""
-        if not WORKER_ID.fullmatch(self.worker_id):
-            raise BadValue("worker_id", self.worker_id, "at most 63 of A-Z, a-z, 0-9, . _ -")
+        if not WORKER_ID.fullmatch(self.id):
+            raise BadValue("id", self.id, "at most 63 of A-Z, a-z, 0-9, . _ -")
         if not self.master:
             raise BadValue("master", self.master, "at least one address")
         if self.listen.host in WILDCARDS and not self.advertise:
@@ -86,4 +86,4 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
     def segment_id(self) -> str:
         """The DRAM segment's name, unique in the cluster by the worker's."""
-        return f"{self.worker_id}-dram0"
+        return f"{self.id}-dram0"

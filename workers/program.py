@@ -70,8 +70,8 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         ]
         unix, tcp = (bound_address(sock) for sock in sockets)
         addresses = _addresses(config, unix, tcp)
-        profile = Profile(config.worker_id, config.host, addresses, {segment.id: segment.tier})
-        identity = Identity(Role.WORKER, name=config.worker_id, secret=secret, cluster=cluster.name)
+        profile = Profile(config.id, config.host, addresses, {segment.id: segment.tier})
+        identity = Identity(Role.WORKER, name=config.id, secret=secret, cluster=cluster.name)
         line = ReportLine(identity.renewed())
         clock = SystemClock()
         engine = _engine(config, segment, clock, undo)
@@ -87,7 +87,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         undo.callback(listeners.close)
         admin = None
         if config.admin is not None:
-            pages = AdminPages(lambda: look(service, listeners, cluster.name, config.worker_id))
+            pages = AdminPages(lambda: look(service, listeners, cluster.name, config.id))
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)
         _announce(config, cluster.name, unix, tcp, admin)
@@ -185,11 +185,11 @@ def _announce(config: WorkerConfig, cluster: str, unix: str, tcp: str, admin: st
         config.data_dir,
         Announcement(
             ROLE, os.getpid(), cluster, tcp, admin=admin, unix=unix.removeprefix("unix:"),
-            worker=config.worker_id,
+            worker=config.id,
         ),
     )  # fmt: skip
     LOG.info(
-        "worker %s of cluster %s: listening at %s and %s", config.worker_id, cluster, tcp, unix
+        "worker %s of cluster %s: listening at %s and %s", config.id, cluster, tcp, unix
     )
 
 
