@@ -261,7 +261,7 @@ class Sources(msgspec.Struct, frozen=True):
             if name.startswith(prefix)
         ]
         for name, value in self.options.items():
-            key = name.removeprefix(f"{section}_")
+            key = name if name in keys else name.removeprefix(f"{section}_")
             if key in keys and value is not None:
                 found.append((key, value, f"option --{name.replace('_', '-')}"))
         return found

@@ -42,6 +42,13 @@ class Sample(msgspec.Struct, frozen=True):
             raise BadValue("low", self.low, f"less than high ({self.high})")
 
 
+class Prefixed(msgspec.Struct, frozen=True):
+    """A section with a key that begins with the section's name."""
+
+    sample_id: str = ""
+    id: str = ""
+
+
 PATH = {"data_dir": "/d"}
 
 
@@ -202,6 +209,8 @@ def test_a_bad_value_of_an_option_names_the_option() -> None:
 def test_an_option_may_carry_the_sections_name() -> None:
     sources = Sources(options={"cluster_name": "x", "secret_file": None})
     assert sources.section(ClusterConfig, "cluster") == ClusterConfig("x")
+    whole = Sources(options={"sample_id": "whole"}).section(Prefixed, "sample")
+    assert whole == Prefixed("whole", "")
     with pytest.raises(ConfigError, match=r"^option --cluster-name: name: got 'X', want at most"):
         Sources(options={"cluster_name": "X"}).section(ClusterConfig, "cluster")
 
