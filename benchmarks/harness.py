@@ -114,6 +114,14 @@ class ProcessClock:
         return sum(time.clock_gettime(clock) for clock in self._clocks)
 
 
+def memory_bytes(pid: int) -> int:
+    """Memory that a process has for itself alone."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * KIB
+    raise RuntimeError(f"process {pid} tells no RssAnon")
+
+
 def arguments(
     question: str, extra: Callable[[argparse.ArgumentParser], None]
 ) -> argparse.Namespace:
