@@ -24,6 +24,8 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 LOCK_PATIENCE_S: Final = 3.0
 """How long the parts of a pool whose `up` was killed may take to be gone."""
 
+LOCK_POLL_S: Final = 0.02
+
 
 class Places(msgspec.Struct, frozen=True):
     """The folders of one standalone pool."""
@@ -70,22 +72,25 @@ def lock(places: Places) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from error
     deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-                os.close(descriptor)
-                raise SegmentInUse(
-                    f"data folder {places.data_dir}: a pool runs from it (process {holder})"
-                ) from None
-            time.sleep(0.05)
-        else:
-            break
+    while not _locked(descriptor):
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        if Path("/proc", holder or "none").exists() or time.monotonic() >= deadline:
+            os.close(descriptor)
+            raise SegmentInUse(
+                f"data folder {places.data_dir}: a pool runs from it (process {holder})"
+            )
+        time.sleep(LOCK_POLL_S)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def wipe(places: Places) -> int:
