@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kvstore.aio import AsyncKVStore as AsyncKVStore
     from kvstore.client.locations import Found as Found
     from kvstore.client.locations import Match as Match
     from kvstore.client.namespaces import OpenedNamespace as OpenedNamespace
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.buffer import Buffer as Buffer
 
 _HOMES: Final = {
+    "kvstore.aio": ("AsyncKVStore",),
     "kvstore.client.locations": ("Found", "Match"),
     "kvstore.client.namespaces": ("OpenedNamespace",),
     "kvstore.client.outcomes": (

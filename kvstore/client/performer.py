@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 from kvstore.transfer.shm import ShmTransport
@@ -133,11 +134,17 @@ class Viewer:
         assert view is not None, place
         return view
 
-    def end(self) -> int:
-        """Let every page go; how many of them somebody still uses (their locks stay)."""
+    def end_or_warn(self) -> None:
+        """Let every page go; ResourceWarning for those that somebody still uses (they stay locked).
+
+        For the end of a context manager that its caller leaves.
+        """
         self._where.clear()
         held, self._held = self._held, []
-        return sum(each.end() for each in held)
+        leaked = sum(each.end() for each in held)
+        if leaked:
+            text = f"{leaked} pages are still in use after their `with` and stay locked"
+            warnings.warn(text, ResourceWarning, stacklevel=4)
 
 
 def _nothing_moved(results: Sequence[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Buffers that the store keeps for itself, for sources that workers cannot pull from."""
+"""Buffers that the store keeps for itself: workers cannot pull from any other memory."""
 
 from __future__ import annotations
 
@@ -22,34 +22,54 @@ STAGING_BYTES: Final = 32 * limits.MIB
 IDLE_MAX: Final = 4
 
 
+class Slice:
+    """Some pages of a put, and the store's buffer that they are to be copied to first."""
+
+    def __init__(self, request: PutRequest, source: Memory, buffer: Buffer) -> None:
+        """The places of `request` are still those in `source`; nothing is copied yet."""
+        self._request = request
+        self._source = source
+        self._buffer = buffer
+
+    @property
+    def memory(self) -> Memory:
+        """What the pages are put from."""
+        return self._buffer.memory
+
+    def fill(self) -> PutRequest:
+        """Copy the pages; the request with their places in `memory`. May take milliseconds."""
+        target = 0
+        sources = []
+        for each in self._request.sources:
+            size = each.part_bytes
+            for i, place in enumerate(each.places):
+                to = self._buffer.address + target + i * size
+                copy_bytes(to, self._source.address + place, size)
+            end = target + len(each.places) * size
+            sources.append(msgspec.structs.replace(each, places=tuple(range(target, end, size))))
+            target = end
+        return msgspec.structs.replace(self._request, sources=tuple(sources))
+
+
 class Staging:
-    """Copies pages into buffers of the store and puts them from there, slice by slice."""
+    """Buffers of the store, made when a put needs one and kept for the next."""
 
     def __init__(self, new_buffer: Callable[[int], Buffer]) -> None:
-        """Buffers are made when a put needs one, and kept for the next."""
+        """Make none yet."""
         self._new_buffer = new_buffer
         self._idle: list[Buffer] = []
 
-    def put(
-        self,
-        request: PutRequest,
-        source: Memory,
-        put: Callable[[PutRequest, Memory], list[PutOutcome]],
-    ) -> list[PutOutcome]:
-        """Put every page of `request` from `source`, whose bounds were checked."""
+    def slices(self, request: PutRequest, source: Memory) -> Iterator[Slice]:
+        """The whole of a put whose bounds were checked, in slices that fit a buffer.
+
+        Each slice must be done with before the next is taken.
+        """
         page_bytes = sum(each.part_bytes for each in request.sources)
         step = max(1, STAGING_BYTES // page_bytes)
-        outcomes: list[PutOutcome] = []
         with self._buffer(max(STAGING_BYTES, page_bytes)) as buffer:
             for first in range(0, request.pages, step):
                 stop = min(first + step, request.pages)
-                outcomes += put(_staged(request, source, buffer, first, stop), buffer.memory)
-                last = outcomes[-1]
-                if isinstance(last, Refused) and not request.opened.namespace.is_opaque:
-                    # As within a put: the pages after a refused one would have no parent.
-                    outcomes += [last] * (request.pages - stop)
-                    break
-        return outcomes
+                yield Slice(_pages_of(request, first, stop), source, buffer)
 
     @contextmanager
     def _buffer(self, size_bytes: int) -> Iterator[Buffer]:
@@ -57,25 +77,31 @@ class Staging:
         buffer = self._idle.pop() if self._idle else None
         if buffer is None or buffer.closed or buffer.size_bytes < size_bytes:
             buffer = self._new_buffer(size_bytes)
-        yield buffer
-        if len(self._idle) < IDLE_MAX:
-            self._idle.append(buffer)
+        try:
+            yield buffer
+        finally:
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append(buffer)
+            else:
+                buffer.close()
 
 
-def _staged(
-    request: PutRequest, source: Memory, buffer: Buffer, first: int, stop: int
-) -> PutRequest:
-    """Copy pages [first, stop) into the buffer; the request for them alone."""
-    target = 0
-    sources = []
-    for each in request.sources:
-        places = each.places[first:stop]
-        for i, place in enumerate(places):
-            to = buffer.address + target + i * each.part_bytes
-            copy_bytes(to, source.address + place, each.part_bytes)
-        end = target + len(places) * each.part_bytes
-        staged = tuple(range(target, end, each.part_bytes))
-        sources.append(msgspec.structs.replace(each, places=staged))
-        target = end
+def _pages_of(request: PutRequest, first: int, stop: int) -> PutRequest:
+    """Pages [first, stop) of a put as a put of their own."""
+    sources = tuple(
+        msgspec.structs.replace(each, places=each.places[first:stop]) for each in request.sources
+    )
     chain = request.chain.slice(first, stop)
-    return msgspec.structs.replace(request, chain=chain, sources=tuple(sources))
+    return msgspec.structs.replace(request, chain=chain, sources=sources)
+
+
+def is_stopped(request: PutRequest, outcomes: list[PutOutcome]) -> bool:
+    """Whether later slices are pointless; their pages then get the last outcome.
+
+    As within one put: pages after a refused one would have no parent.
+    """
+    last = outcomes[-1]
+    if not isinstance(last, Refused) or request.opened.namespace.is_opaque:
+        return False
+    outcomes += [last] * (request.pages - len(outcomes))
+    return True

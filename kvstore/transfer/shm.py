@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from array import array
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -72,6 +73,8 @@ class ShmTransport:
         self._segments: dict[str, MappedSegment] = {}
         self._attaching = threading.Lock()
         self._attached: set[int] = set()
+        self._forgotten: list[int] = []
+        """Numbers of buffers that are gone, closed or not: the worker need not map them."""
 
     def share(self, deadline_s: float) -> None:
         """Map the segments of this worker that are new, or have begun a new life, to us."""
@@ -167,10 +170,15 @@ class ShmTransport:
         with self._attaching:
             if buffer.number in self._attached:
                 return
+            while self._forgotten:
+                number = self._forgotten.pop()
+                self._attached.discard(number)
+                _expect_done(_call(link, DetachBuffer(number), deadline_s))
             message = AttachBuffer(buffer.number, buffer.size_bytes)
             _expect_done(_call(link, message, deadline_s, (buffer.descriptor(),)))
             self._attached.add(buffer.number)
             buffer.on_close(self._detach)
+            weakref.finalize(buffer, self._forgotten.append, buffer.number).atexit = False
 
     def _detach(self, number: int) -> None:
         """Have the worker unmap a buffer that is closing. A worker that is gone has done so."""

@@ -1,0 +1,312 @@
+"""`AsyncKVStore`: the same pool for asyncio programs, by the same plans.
+
+Questions to the master travel on the event loop; bytes are moved in threads, by the transports of
+the blocking store. A call that is cancelled ends its transfer first: nothing touches the caller's
+memory after it has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from kvstore import limits
+from kvstore.client.async_link import AsyncMasterLink
+from kvstore.client.calls import Calls, check_source
+from kvstore.client.locations import lookup_steps, match_steps, probe_steps, remove_steps
+from kvstore.client.outcomes import Miss
+from kvstore.client.performer import Mover, Viewer
+from kvstore.client.staging import is_stopped
+from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
+from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
+from kvstore.clock import SystemClock
+from kvstore.errors import KVStoreError
+from kvstore.namespace import opaque, open_layout
+from kvstore.rpc.identity import Identity, Role
+from kvstore.transfer.choice import Choice
+from kvstore.wire.messages.reads import GetStatus, Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from kvstore.client.locations import Found, Locations, Match
+    from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.client.steps import Answer, Step, Steps
+    from kvstore.client.writes import PutRequest
+    from kvstore.namespace import Content, Layout
+    from kvstore.page import PageChain
+    from kvstore.transfer.buffer import Buffer
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """The result of a blocking call. When cancelled it waits for the call's end all the same."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            try:
+                await asyncio.wait((running,))
+            except asyncio.CancelledError:
+                continue
+        raise
+
+
+class AsyncKVStore:
+    """See KVStore: the same methods, to be awaited. Belongs to the loop that it was made in."""
+
+    def __init__(
+        self, link: AsyncMasterLink, choice: Choice, *, tenant: str, timeout_s: float
+    ) -> None:
+        """Own `link` and `choice`. `connect` is the usual way."""
+        self.tenant = tenant
+        self._link = link
+        self._choice = choice
+        self._calls = Calls(SystemClock(), timeout_s)
+
+    @classmethod
+    async def connect(
+        cls,
+        masters: str | Sequence[str] = DEFAULT_MASTERS,
+        *,
+        tenant: str = "default",
+        secret: bytes | None = None,
+        name: str = "",
+        transports: Sequence[str] = DEFAULT_TRANSPORTS,
+        timeout_s: float = limits.CALL_TIMEOUT_S,
+    ) -> Self:
+        """Reach a master of the pool; see KVStore.connect."""
+        identity = Identity(Role.ENGINE, tenant, name, secret)
+        link = AsyncMasterLink([masters] if isinstance(masters, str) else masters, identity)
+        try:
+            choice = Choice(transports, lambda: identity, SystemClock())
+            store = cls(link, choice, tenant=tenant, timeout_s=timeout_s)
+            await store.stat()
+        except BaseException:
+            link.close()
+            raise
+        return store
+
+    async def open(self, content: Content, layout: Layout) -> OpenedNamespace:
+        """See KVStore.open."""
+        return await self._run(self._calls.open_steps(open_layout(content, layout)))
+
+    async def open_opaque(self, name: str) -> OpenedNamespace:
+        """See KVStore.open_opaque."""
+        return await self._run(self._calls.open_steps(opaque(self.tenant, name)))
+
+    def buffer(self, size_bytes: int) -> Buffer:
+        """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""
+        return self._calls.buffer(size_bytes)
+
+    async def put(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        source: object,
+        offsets: Sequence[int],
+        *,
+        part: int = 0,
+        ttl_s: float | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """See KVStore.put."""
+        wishes = (ttl_s, wait, timeout_s)
+        request = self._calls.put_request(opened, chain, {part: offsets}, None, wishes)
+        return await self._put(source, request)
+
+    async def put_parts(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        source: object,
+        offsets: Mapping[int, Sequence[int]],
+        *,
+        ttl_s: float | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """See KVStore.put_parts."""
+        wishes = (ttl_s, wait, timeout_s)
+        request = self._calls.put_request(opened, chain, offsets, None, wishes)
+        return await self._put(source, request)
+
+    async def put_objects(
+        self,
+        opened: OpenedNamespace,
+        names: PageChain,
+        source: object,
+        offsets: Sequence[int],
+        size_bytes: int,
+        *,
+        ttl_s: float | None = None,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """See KVStore.put_objects."""
+        wishes = (ttl_s, wait, timeout_s)
+        request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
+        return await self._put(source, request)
+
+    async def _put(self, source: object, request: PutRequest) -> list[PutOutcome]:
+        with self._calls.memory("source", source, writable=False) as memory:
+            check_source(request, memory)
+            if not request.sources or not request.pages:
+                return []
+            if memory.buffer is not None:
+                return await self._run(self._calls.put_steps(request), Mover(self._choice, memory))
+            outcomes: list[PutOutcome] = []
+            for some in self._calls.staging.slices(request, memory):
+                steps = self._calls.put_steps(await in_thread(some.fill))
+                outcomes += await self._run(steps, Mover(self._choice, some.memory))
+                if is_stopped(request, outcomes):
+                    break
+            return outcomes
+
+    async def probe(
+        self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None
+    ) -> list[bool]:
+        """See KVStore.probe."""
+        query = self._calls.query(opened, chain, timeout_s)
+        return await self._run(probe_steps(query, self._calls.clock))
+
+    async def match_prefix(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        lease: bool = True,
+        parts: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Match:
+        """See KVStore.match_prefix."""
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        return await self._run(match_steps(query, self._calls.clock))
+
+    async def lookup(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        lease: bool = True,
+        parts: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Found:
+        """See KVStore.lookup."""
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        return await self._run(lookup_steps(query, self._calls.clock))
+
+    async def read(
+        self,
+        locations: Locations,
+        into: object,
+        offsets: Sequence[int],
+        *,
+        part: int = 0,
+        timeout_s: float | None = None,
+    ) -> list[ReadOutcome]:
+        """See KVStore.read."""
+        request = self._calls.read_request(locations, part, offsets, timeout_s)
+        with self._calls.memory("into", into, writable=True) as memory:
+            memory.check_places("offsets", request.places, locations.part_bytes(part))
+            mover = Mover(self._choice, memory)
+            await self._open_transports(locations)
+            return await self._run(self._calls.read_steps(request, mover), mover)
+
+    @asynccontextmanager
+    async def views(
+        self,
+        locations: Locations,
+        *,
+        part: int = 0,
+        pages: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[list[memoryview | Miss]]:
+        """See KVStore.views."""
+        count = locations.pages if pages is None else pages
+        request = self._calls.read_request(locations, part, range(count), timeout_s)
+        viewer = Viewer(self._choice)
+        try:
+            await self._open_transports(locations)
+            outcomes = await self._run(self._calls.read_steps(request, viewer), viewer)
+            yield [
+                outcome if isinstance(outcome, Miss) else viewer.view(place)
+                for place, outcome in enumerate(outcomes)
+            ]
+        finally:
+            viewer.end_or_warn()
+
+    async def remove(
+        self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None
+    ) -> list[bool]:
+        """See KVStore.remove."""
+        query = self._calls.query(opened, chain, timeout_s)
+        return await self._run(remove_steps(query, self._calls.clock))
+
+    async def stat(self, *, timeout_s: float | None = None) -> Status:
+        """See KVStore.stat."""
+        return await self._run(ask(GetStatus(), Status, self._calls.left_s(timeout_s)))
+
+    async def close(self) -> None:
+        """Close buffers, transports and the link to the masters. Safe to repeat."""
+        await in_thread(self._calls.close)
+        await in_thread(self._choice.close)
+        self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _open_transports(self, locations: Locations) -> None:
+        """Dial, beside the loop, the workers that a plan will choose among."""
+        segments = [s for piece in locations.pieces for s in piece.located.segments]
+        left_s = self._calls.left_s(None)
+        await in_thread(lambda: [self._choice.rank(segment, left_s) for segment in segments])
+
+    async def _run(self, steps: Steps[T], pages: Mover | Viewer | None = None) -> T:
+        """As kvstore.client.steps.drive, awaiting each step."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = await self._perform(step, pages)
+                except KVStoreError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            steps.close()
+
+    async def _perform(self, step: Step, pages: Mover | Viewer | None) -> Answer:
+        match step:
+            case Ask(message, timeout_s):
+                return await self._link.call(message, timeout_s)
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                return None
+        assert pages is not None, step
+        mover = pages
+        match step:
+            case IngestPages(ingests, timeout_s):
+                return await in_thread(lambda: mover.ingest(ingests, timeout_s))
+            case ReadPages(reads, timeout_s):
+                return await in_thread(lambda: mover.read(reads, timeout_s))
+            case WipePages(places, size_bytes):
+                mover.wipe(places, size_bytes)
+        return None

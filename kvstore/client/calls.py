@@ -1,0 +1,166 @@
+"""What the blocking store and its asyncio face share: buffers, deadlines, checked requests.
+
+Turns a caller's arguments into plans; whoever called runs them. Sends nothing itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.client import checks
+from kvstore.client.locations import Query
+from kvstore.client.namespaces import OpenedNamespace
+from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.staging import Staging
+from kvstore.client.steps import ask
+from kvstore.client.writes import PartSource, PutRequest, put_steps
+from kvstore.errors import BufferClosed, MalformedMessage, OutOfSpace
+from kvstore.transfer.buffer import Buffer
+from kvstore.transfer.memory import Memory
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kvstore.client.locations import Locations
+    from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.client.performer import Mover, Viewer
+    from kvstore.client.steps import Steps
+    from kvstore.clock import Clock
+    from kvstore.namespace import Namespace
+    from kvstore.page import PageChain
+    from kvstore.wire.messages.common import SegmentRef
+
+REQUEST_ID_BYTES: Final = 16
+
+
+def new_request_id() -> bytes:
+    """Names one BeginPut, so that repeating it changes nothing."""
+    return os.urandom(REQUEST_ID_BYTES)
+
+
+class Calls:
+    """The state of a store that is not a connection. Thread-safe; a fork needs no care."""
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        """`timeout_s` is for calls that name none."""
+        self.clock = clock
+        self.opened: dict[bytes, OpenedNamespace] = {}
+        self.staging = Staging(self.buffer)
+        self._timeout_s = checks.check_timeout(timeout_s)
+        self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._numbers = itertools.count(1)
+
+    def buffer(self, size_bytes: int) -> Buffer:
+        """See KVStore.buffer."""
+        if sum(not each.closed for each in self._buffers) >= limits.BUFFERS_PER_SESSION_MAX:
+            raise OutOfSpace(f"{limits.BUFFERS_PER_SESSION_MAX} buffers are open: close some")
+        buffer = Buffer(next(self._numbers), size_bytes)
+        self._buffers.add(buffer)
+        return buffer
+
+    @contextmanager
+    def memory(self, field: str, source: object, *, writable: bool) -> Iterator[Memory]:
+        """The memory of a caller's buffer, kept from being closed meanwhile."""
+        if not isinstance(source, Buffer):
+            yield Memory.of(field, source, writable=writable)
+            return
+        if source not in self._buffers:
+            raise BufferClosed(f"{field}: {source!r} belongs to another store")
+        with source.in_use() as memory:
+            yield memory
+
+    def close(self) -> None:
+        """Close every buffer."""
+        for buffer in list(self._buffers):
+            buffer.close()
+
+    def left_s(self, timeout_s: float | None) -> float:
+        """The time that a call which moves nothing may take."""
+        return self._timeout_s if timeout_s is None else checks.check_timeout(timeout_s)
+
+    def deadline_s(self, timeout_s: float | None, moved_bytes: int = 0) -> float:
+        """When a call must end: as told, or after the usual time and that of its bytes."""
+        allowance_s = moved_bytes / limits.PUT_BYTES_PER_S_MIN if timeout_s is None else 0.0
+        return self.clock.now_s() + self.left_s(timeout_s) + allowance_s
+
+    def query(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        timeout_s: float | None,
+        parts: Sequence[int] = (),
+        *,
+        lease: bool = True,
+    ) -> Query:
+        """A question about a chain's pages."""
+        return Query(opened, chain, self.deadline_s(timeout_s), tuple(parts), lease)
+
+    def put_request(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        offsets: Mapping[int, Sequence[int]],
+        size_bytes: int | None,
+        wishes: tuple[float | None, bool, float | None],
+    ) -> PutRequest:
+        """A checked put, but for the source's bounds. Wishes are ttl_s, wait and timeout_s."""
+        ttl_s, wait, timeout_s = wishes
+        checks.check_put(chain, ttl_s)
+        sources = tuple(
+            PartSource(
+                part,
+                checks.part_size(opened, part, size_bytes),
+                checks.check_offsets(places, len(chain)),
+            )
+            for part, places in offsets.items()
+        )
+        moved = sum(each.part_bytes for each in sources) * len(chain)
+        return PutRequest(opened, chain, sources, self.deadline_s(timeout_s, moved), wait, ttl_s)
+
+    def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
+        """The plan of a put."""
+        return put_steps(request, self.clock, new_request_id)
+
+    def read_request(
+        self,
+        locations: Locations,
+        part: int,
+        offsets: Sequence[int],
+        timeout_s: float | None,
+    ) -> ReadRequest:
+        """A checked read, but for the destination's bounds."""
+        places = checks.check_read(locations, part, offsets)
+        moved = locations.part_bytes(part) * len(places)
+        return ReadRequest(locations, part, places, self.deadline_s(timeout_s, moved))
+
+    def read_steps(self, request: ReadRequest, pages: Mover | Viewer) -> Steps[list[ReadOutcome]]:
+        """The plan of a read, by the transports that `pages` has."""
+
+        def rank(segment: SegmentRef) -> int | None:
+            return pages.rank(segment, max(0.0, request.deadline_s - self.clock.now_s()))
+
+        return read_steps(request, self.clock, rank)
+
+    def open_steps(self, namespace: Namespace) -> Steps[OpenedNamespace]:
+        """Make a namespace known to the master, once a store."""
+        known = self.opened.get(namespace.id)
+        if known is not None:
+            return known
+        question = OpenNamespace(namespace.content, namespace.layout)
+        reply = yield from ask(question, NamespaceOpened, self._timeout_s)
+        if reply.namespace != namespace.id:
+            raise MalformedMessage("the master opened another namespace")
+        opened = self.opened[namespace.id] = OpenedNamespace(namespace, reply.ordinal)
+        return opened
+
+
+def check_source(request: PutRequest, memory: Memory) -> None:
+    """Every page lies inside the source; BadValue naming offset and room."""
+    for each in request.sources:
+        memory.check_places("offsets", each.places, each.part_bytes)
