@@ -92,6 +92,9 @@ class MasterService:
         """Done once this master has to end: with a result when asked to, else with the reason."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at_s = math.inf
+        self._is_alarm_due = False
+        """Whether `_set_alarm` will run in this turn of the loop."""
+        self._is_broken = False
         self._counts = ShellCounts()
         self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
 
@@ -164,29 +167,32 @@ class MasterService:
     # Events in, actions out.
 
     def _feed(self, event: Event) -> None:
-        """Let the core handle an event, carry its actions out, set the alarm anew."""
-        if self._is_broken():
+        """Let the core handle an event and carry its actions out; see to the next Tick later."""
+        if self._is_broken:
             return
-        now = self._clock.now_s()
         try:
-            for action in self._state.handle(event, now):
+            for action in self._state.handle(event, self._clock.now_s()):
                 self._carry_out(action)
-            self._set_alarm(self._state.next_wakeup(now), now)
         except Exception as error:  # a bug in the core must end the master, not one connection
             self._break(error)
+        if not self._is_alarm_due:
+            # After the turn's answers have gone out, and once for all its events.
+            self._is_alarm_due = True
+            self._loop.call_soon(self._set_alarm)
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Reply(session, request_id, message):
-                self._reply(session, request_id, message)
-            case Command(command, session, message):
-                task = self._loop.create_task(self._ask(command, self._peers.get(session), message))
+            case Reply():
+                self._reply(action.session, action.request_id, action.message)
+            case Command():
+                peer = self._peers.get(action.session)
+                task = self._loop.create_task(self._ask(action.command, peer, action.message))
                 self._commands.add(task)
                 task.add_done_callback(self._commands.discard)
             case Persist():
                 self._persistence.submit(action)
-            case CloseSession(session):
-                if (peer := self._peers.get(session)) is not None:
+            case CloseSession():
+                if (peer := self._peers.get(action.session)) is not None:
                     peer.close(Unavailable("the master ended this session"))
             case _:
                 assert_never(action)
@@ -212,14 +218,22 @@ class MasterService:
                 _LOG.warning("%s was not carried out: %s", type(message).__name__, error)
         self._feed(CommandAnswered(command, answer))
 
-    def _set_alarm(self, at_s: float, now: float) -> None:
-        """See to a Tick at `at_s`. An alarm that is set earlier may stay: a Tick does no harm."""
-        if at_s >= self._alarm_at_s:
+    def _set_alarm(self) -> None:
+        """See to a Tick when one is wanted. An earlier alarm may stay: a Tick does no harm."""
+        self._is_alarm_due = False
+        if self._end.done():
             return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at_s = at_s
-        self._alarm = self._loop.call_later(max(0.0, at_s - now), self._ring)
+        now = self._clock.now_s()
+        try:
+            at_s = self._state.next_wakeup(now)
+        except Exception as error:  # as in _feed
+            self._break(error)
+            return
+        if at_s < self._alarm_at_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at_s = at_s
+            self._alarm = self._loop.call_later(max(0.0, at_s - now), self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
@@ -240,10 +254,9 @@ class MasterService:
             self._break(error)
 
     def _break(self, error: Exception) -> None:
+        """End the master for this reason; the core is not asked anything from now on."""
+        self._is_broken = True
         if not self._end.done():
             self._end.set_exception(error)
         else:
             _LOG.error("while ending: %r", error)
-
-    def _is_broken(self) -> bool:
-        return self._end.done() and not self._end.cancelled() and self._end.exception() is not None
