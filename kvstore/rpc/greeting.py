@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
 from kvstore import limits
-from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, OutOfSpace, Unavailable
+from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, Unavailable
 from kvstore.rpc import handshake
-from kvstore.rpc.address import is_local, tune
 from kvstore.rpc.failure import failure_of
 from kvstore.wire.framing import GREETING_VERSION, Frame, FrameKind, FrameReader, pack_frame
 from kvstore.wire.messages.hello import Challenge, Hello, Welcome
@@ -103,33 +102,31 @@ class ListenerGreeting(Greeting):
     def __init__(
         self,
         listener: ListenerIdentity,
-        admit: Callable[[ListenerGreeting], bool],
         welcomed: Callable[[Hello, int], Peer],
         over: Callable[[ListenerGreeting], None],
+        *,
+        is_local: bool,
     ) -> None:
-        """`admit` says whether there is room to greet one more.
+        """`welcomed` makes the Peer of a Hello and a version, or raises to refuse.
 
-        `welcomed` makes the Peer of a Hello and a version, or raises to refuse; `over` hears of
-        the end either way.
+        `over` is called once the connection is the Peer's, or has ended.
         """
         super().__init__()
         self._listener = listener
         self._challenge = handshake.challenge(listener, handshake.new_nonce())
-        self._admit = admit
         self._welcomed = welcomed
         self._over = over
-        self._is_local = False
+        self._is_local = is_local
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Speak first."""
         super().connection_made(transport)
-        if not self._admit(self):
-            self.give_up(OutOfSpace("too many connections are being greeted"))
-            return
-        sock = transport.get_extra_info("socket")
-        self._is_local = is_local(sock)
-        tune(sock)
         self.send(FrameKind.REQUEST, self._challenge)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whoever ended it, this greeting's place is free."""
+        super().connection_lost(exc)
+        self._over(self)
 
     def take(self, frame: Frame) -> None:
         """Check the Hello, and open the connection."""
@@ -148,8 +145,7 @@ class ListenerGreeting(Greeting):
         self.give_up(error)
 
     def ended(self, error: KVStoreError) -> None:
-        """Free this greeting's place."""
-        self._over(self)
+        """Nobody waits for the reason."""
 
 
 class DiallerGreeting(Greeting):

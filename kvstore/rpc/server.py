@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, OutOfSpace, Unavailable
-from kvstore.rpc.address import UnixAddress, bind, bound_address, parse_address
+from kvstore.rpc.acceptor import Acceptor
+from kvstore.rpc.address import UnixAddress, bind, bound_address, is_local, parse_address, tune
 from kvstore.rpc.greeting import DiallerGreeting, ListenerGreeting
 from kvstore.rpc.peer import Peer
 
@@ -58,9 +59,11 @@ class Server:
         self._on_close = on_close
         self._sessions_max = sessions_max
         self._greetings: set[ListenerGreeting] = set()
-        self._servers: list[asyncio.AbstractServer] = []
+        self._joining: set[asyncio.Task[None]] = set()
+        """Accepted sockets that are getting their transports."""
+        self._acceptors: list[Acceptor] = []
         self._unix_paths: list[str] = []
-        self._all_gone = asyncio.Event()
+        self._someone_left = asyncio.Event()
 
     async def listen(self, address: str) -> str:
         """Accept connections at "host:port" or "unix:/path"; the address with its real port.
@@ -69,12 +72,9 @@ class Server:
         """
         sock = bind(address, self.listener.secret)
         where = bound_address(sock)
-        loop = asyncio.get_running_loop()
         if sock.family == socket.AF_UNIX:
-            self._servers.append(await loop.create_unix_server(self._greeting, sock=sock))
             self._unix_paths.append(sock.getsockname())
-        else:
-            self._servers.append(await loop.create_server(self._greeting, sock=sock))
+        self._acceptors.append(Acceptor(sock, self._greet))
         return where
 
     async def close(self) -> None:
@@ -84,9 +84,10 @@ class Server:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._unix_paths.clear()
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
+        await asyncio.gather(*self._joining, return_exceptions=True)
         reason = Unavailable("the listener is closing")
         for greeting in list(self._greetings):
             greeting.give_up(reason)
@@ -94,25 +95,47 @@ class Server:
             peer.close(reason)
         try:
             async with asyncio.timeout(CLOSE_PATIENCE_S):
-                await self._until_no_peers()
+                await self._until_empty()
         except TimeoutError:
             for peer in list(self.peers):
                 peer.abort(reason)
-            await self._until_no_peers()
+            await self._until_empty()
 
-    async def _until_no_peers(self) -> None:
-        while self.peers:
-            self._all_gone.clear()
-            await self._all_gone.wait()
+    async def _until_empty(self) -> None:
+        while self.peers or self._greetings:
+            self._someone_left.clear()
+            await self._someone_left.wait()
 
-    def _greeting(self) -> ListenerGreeting:
-        return ListenerGreeting(self.listener, self._admit, self._welcomed, self._greetings.discard)
-
-    def _admit(self, greeting: ListenerGreeting) -> bool:
+    def _greet(self, sock: socket.socket) -> None:
+        """Take an accepted socket, if there is room to greet one more."""
         if len(self._greetings) >= limits.GREETINGS_MAX:
-            return False
+            sock.close()
+            return
+        try:
+            tune(sock)
+        except OSError:
+            # It has gone already.
+            sock.close()
+            return
+        greeting = ListenerGreeting(
+            self.listener, self._welcomed, self._greeted, is_local=is_local(sock)
+        )
         self._greetings.add(greeting)
-        return True
+        joining = asyncio.create_task(self._join(greeting, sock))
+        self._joining.add(joining)
+        joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, greeting: ListenerGreeting, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: greeting, sock)
+        except OSError:
+            sock.close()
+            self._greeted(greeting)
+
+    def _greeted(self, greeting: ListenerGreeting) -> None:
+        self._greetings.discard(greeting)
+        self._someone_left.set()
 
     def _welcomed(self, hello: Hello, version: int) -> Peer:
         if len(self.peers) >= self._sessions_max:
@@ -124,8 +147,7 @@ class Server:
 
     def _closed(self, peer: Peer) -> None:
         self.peers.discard(peer)
-        if not self.peers:
-            self._all_gone.set()
+        self._someone_left.set()
         self._on_close(peer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -23,6 +24,7 @@ from kvstore.errors import (
     Unavailable,
     VersionMismatch,
 )
+from kvstore.rpc.acceptor import Acceptor
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role, VersionRange
 from kvstore.rpc.server import dial_peer
@@ -319,3 +321,33 @@ def test_nothing_listens_after_a_failed_start(loop: str) -> None:
     ):
         pass
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+class Exhausted(socket.socket):
+    """A listening socket whose process is out of descriptors at the first connection."""
+
+    is_exhausted = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.is_exhausted:
+            self.is_exhausted = False
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_accepting_goes_on_after_descriptors_have_run_out(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.rpc.acceptor.RETRY_DELAY_S", 0.01)
+
+    async def body() -> None:
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            exhausted = Exhausted(fileno=listening.detach())
+        acceptor = Acceptor(exhausted, accepted.put_nowait)
+        with socket.create_connection(exhausted.getsockname()), await accepted.get():
+            assert not exhausted.is_exhausted
+        acceptor.close()
+        assert exhausted.fileno() == -1
+
+    run(loop, body)
