@@ -6,6 +6,7 @@ Owns the hypothesis profiles and the leak check. Must not know any package of ou
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,12 @@ THREAD_END_S = 2.0
 
 def child_pids() -> set[int]:
     """Return the living children of this process, whoever started them (Linux only)."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for each in lists for pid in each.read_text().split()}
+    found: set[int] = set()
+    for each in Path("/proc/self/task").glob("*/children"):
+        # A thread may end before its list is read.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(int(pid) for pid in each.read_text().split())
+    return found
 
 
 @pytest.fixture(autouse=True)
