@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -105,7 +106,7 @@ def _admin(address: str | None) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in columns:
         # What counts is aligned right; names and addresses are not cut.
         name = column.lstrip(">")

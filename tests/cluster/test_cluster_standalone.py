@@ -13,15 +13,20 @@ import sys
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
 from kvstore import Attention, CacheGroup, Content, Hit, KVStore, Layout, PageChain, Stored
 from kvstore.cli.places import places_of
-from kvstore.event_log import read_header
+from kvstore.event_log import read_events, read_header
 from kvstore.exit_codes import ExitCode
+from kvstore.ids import Epoch
 from kvstore.namespace import open_layout
+from kvstore.wire.messages.reads import GetStatus, Status
+from master.events import Event, Reply, Request, SessionId, SessionOpened
+from master.state import MasterState
+from master.tunables import Tunables
 from tests.cluster.up import FREE_PORTS, Up, clean_environment, kvharbor, remove_segments
 from tests.fakes import payload
 
@@ -104,17 +109,25 @@ def test_a_signal_stops_everything_cleanly(data_dir: Path, number: signal.Signal
     assert segment_files(data_dir)
 
 
+SIZE = NAMESPACE.parts[0].size_bytes
+PLACES = [number * SIZE for number in range(len(CHAIN))]
+
+
+def store_chain(store: KVStore) -> bytes:
+    """Put every page of the chain; returns their bytes, one after another."""
+    written = b"".join(payload(key, 0, SIZE) for key in CHAIN)
+    outcomes = store.put(store.open(CONTENT, LAYOUT), CHAIN, written, PLACES)
+    assert outcomes == [Stored()] * len(CHAIN)
+    return written
+
+
 def test_after_kill_9_of_everything_the_same_pages_hit(data_dir: Path) -> None:
-    size = NAMESPACE.parts[0].size_bytes
-    written = b"".join(payload(key, 0, size) for key in CHAIN)
-    places = [number * size for number in range(len(CHAIN))]
     with (
         Up(data_dir) as up,
         watched(up.pid("master"), up.pid("worker")) as parts,
         KVStore.connect(up.master) as store,
     ):
-        outcomes = store.put(store.open(CONTENT, LAYOUT), CHAIN, written, places)
-        assert outcomes == [Stored()] * len(CHAIN)
+        written = store_chain(store)
         up.process.kill()
         require_ended(parts)
     with Up(data_dir) as up, KVStore.connect(up.master) as store:
@@ -122,7 +135,7 @@ def test_after_kill_9_of_everything_the_same_pages_hit(data_dir: Path) -> None:
         match = store.match_prefix(store.open(CONTENT, LAYOUT), CHAIN)
         assert match.pages == len(CHAIN)
         read = bytearray(len(written))
-        assert store.read(match, read, places) == [Hit()] * len(CHAIN)
+        assert store.read(match, read, PLACES) == [Hit()] * len(CHAIN)
         assert read == written
 
 
@@ -264,13 +277,31 @@ def test_damaged_metadata_is_named(data_dir: Path) -> None:
     assert f"metadata file {data_dir}/metadata.db" in said
 
 
-def test_the_masters_events_can_be_dumped(data_dir: Path) -> None:
-    with Up(data_dir):
+def replayed_pages(lines: list[str]) -> int:
+    """Let a new core, without sockets and clocks, live through these events; its pages then."""
+    core = MasterState(Tunables(cluster="local"), Epoch(1))
+    now_s = 0.0
+    for now_s, event in read_events(lines, {kind.__name__: kind for kind in get_args(Event)}):
+        core.handle(event, now_s)
+    core.check_invariants()
+    ask = SessionId(1_000_000)
+    core.handle(SessionOpened(ask, "operator", "", "test", bytes(16)), now_s)
+    (reply,) = core.handle(Request(ask, 1, GetStatus()), now_s)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Status)
+    return reply.message.pages
+
+
+def test_the_masters_events_can_be_dumped_and_replayed(data_dir: Path) -> None:
+    with Up(data_dir) as up:
+        with KVStore.connect(up.master) as store:
+            store_chain(store)
         done = kvharbor("--json", "debug", "dump", f"--data-dir={data_dir}")
         assert done.returncode == 0, done.stderr
         header, *lines = Path(json.loads(done.stdout)["file"]).read_text().splitlines()
-    assert read_header(header)["role"] == "master"
-    assert any('"event": "SessionOpened"' in line for line in lines)
+    facts = read_header(header)
+    assert facts == {"role": "master", "cluster": "local", "epoch": 1}
+    assert replayed_pages(lines) == len(CHAIN)
     done = kvharbor("debug", "dump", f"--data-dir={data_dir}")
     assert done.returncode == ExitCode.UNAVAILABLE
 
