@@ -101,16 +101,14 @@ class Holdings:
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken unless busy marks and works agree, and pulls are what they say."""
-        busy: dict[tuple[str, int, int], Work] = {}
-        for work in self.works.values():
+        busy: dict[tuple[str, int, int], int] = {}
+        for number, work in self.works.items():
             for stretch in work.extents.stretches:
                 self._check_stretch(work, stretch)
                 for slot in range(stretch.slot, stretch.slot + stretch.count):
-                    if (
-                        busy.setdefault((work.table.segment, stretch.chunk_start, slot), work)
-                        != work
-                    ):
-                        raise InvariantBroken(f"I6 two works have slot {slot} of {stretch}")
+                    place = (work.table.segment, stretch.chunk_start, slot)
+                    if busy.setdefault(place, number) != number:
+                        raise InvariantBroken(f"I6 works {busy[place]} and {number} have {place}")
         for table in self.segments.values():
             table.check_invariants()
             for chunk in table.chunks.values():

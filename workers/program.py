@@ -188,9 +188,7 @@ def _announce(config: WorkerConfig, cluster: str, unix: str, tcp: str, admin: st
             worker=config.id,
         ),
     )  # fmt: skip
-    LOG.info(
-        "worker %s of cluster %s: listening at %s and %s", config.id, cluster, tcp, unix
-    )
+    LOG.info("worker %s of cluster %s: listening at %s and %s", config.id, cluster, tcp, unix)
 
 
 def look(service: Service, listeners: Listeners, cluster: str, worker: str) -> Look:

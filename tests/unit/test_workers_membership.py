@@ -1,0 +1,236 @@
+"""Registration, inventory, heartbeats, epochs and the self-fence, without a clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kvstore.record import RecordState, chunk_digest
+from kvstore.wire.messages.common import Address, Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import (
+    ChunkDigest,
+    Heartbeat,
+    HeartbeatNoted,
+    InventoryEnd,
+    InventoryWanted,
+    OfferInventory,
+    RegisterWorker,
+    SegmentOffer,
+    WorkerAccepted,
+)
+from tests.unit.worker_scripts import (
+    BEAT_S,
+    CHUNK,
+    EPOCH,
+    GEOMETRY,
+    INCARNATION,
+    LOST_AFTER_S,
+    PAGE,
+    SEGMENT,
+    Script,
+    generation,
+    ingest,
+    kinds,
+    one,
+)
+from workers import events
+
+ACCEPTED = WorkerAccepted(EPOCH, BEAT_S, LOST_AFTER_S)
+FENCED = bytes((Outcome.FENCED,))
+
+
+def registering(script: Script, reply: WorkerAccepted | Failure | None) -> list[events.Action]:
+    """A link opens and the registration is answered so."""
+    call = one(script.feed(events.LinkOpened()), events.CallMaster)
+    return script.feed(events.MasterAnswered(call.call, reply))
+
+
+def test_registration_offers_segments_and_then_the_inventory() -> None:
+    script = Script()
+    call = one(script.feed(events.LinkOpened()), events.CallMaster)
+    address = Address("tcp", "127.0.0.1:1", 10)
+    offer = SegmentOffer(SEGMENT, INCARNATION, "dram", GEOMETRY)
+    assert call.message == RegisterWorker("w", "host", (address,), (offer,))
+    call = one(script.feed(events.MasterAnswered(call.call, ACCEPTED)), events.CallMaster)
+    assert call.message == OfferInventory(SEGMENT, INCARNATION, ())
+    wanted = InventoryWanted(())
+    call = one(script.feed(events.MasterAnswered(call.call, wanted)), events.CallMaster)
+    assert call.message == InventoryEnd(SEGMENT, INCARNATION)
+    assert not script.state.is_serving
+    assert script.feed(events.MasterAnswered(call.call, Done())) == []
+    assert script.state.is_serving
+
+
+def test_the_inventory_is_a_digest_a_chunk_and_rows_of_those_wanted() -> None:
+    script = Script().serve()
+    script.seal((0, 2 * PAGE, CHUNK), 5)
+    offer = one(registering(script, ACCEPTED), events.CallMaster)
+    sealed = RecordState.SEALED
+    rows = [(0, sealed, generation(5)), (2, sealed, generation(5))]
+    assert offer.message == OfferInventory(
+        SEGMENT,
+        INCARNATION,
+        (
+            ChunkDigest(0, PAGE, chunk_digest(rows)),
+            ChunkDigest(CHUNK, PAGE, chunk_digest([(0, sealed, generation(5))])),
+        ),
+    )
+    # A chunk that the master does not know of any more is no reason to stumble.
+    wanted = InventoryWanted((0, CHUNK, 3 * CHUNK))
+    sent = []
+    actions = script.feed(events.MasterAnswered(offer.call, wanted))
+    while kinds(actions) == ["SendRows"]:
+        rows_action = one(actions, events.SendRows)
+        sent.append((rows_action.segment, rows_action.chunk_start, rows_action.size_class))
+        actions = script.feed(events.MasterAnswered(rows_action.call, Done()))
+    assert sorted(sent) == [(SEGMENT, 0, PAGE), (SEGMENT, CHUNK, PAGE)]
+    assert isinstance(one(actions, events.CallMaster).message, InventoryEnd)
+
+
+def test_no_pull_runs_from_before_the_offer_until_its_answer() -> None:
+    script = Script().serve()
+    pull = script.start(ingest((0,), 5))
+    actions = registering(script, ACCEPTED)
+    assert actions == [events.CancelPull(pull.pull)]  # nothing is offered yet
+    assert script.ask(ingest((PAGE,), 6))[1] == []
+    actions = script.finish(pull, FENCED)
+    assert kinds(actions) == ["AnswerIngest", "CallMaster"]
+    offer = one(actions, events.CallMaster)
+    assert isinstance(offer.message, OfferInventory)
+    assert script.ask(ingest((2 * PAGE,), 7))[1] == []
+    actions = script.feed(events.MasterAnswered(offer.call, InventoryWanted(())))
+    assert kinds(actions) == ["CallMaster", "StartPull", "StartPull"]
+
+
+def test_a_lost_link_lets_the_waiting_requests_go_on() -> None:
+    script = Script().serve()
+    registering(script, ACCEPTED)
+    assert script.ask(ingest((0,), 5))[1] == []
+    assert kinds(script.feed(events.LinkClosed())) == ["StartPull"]
+
+
+def test_a_new_leader_ends_what_runs_for_the_old() -> None:
+    script = Script().serve()
+    pull = script.start(ingest((0,), 5))
+    assert script.ask(ingest((0,), 6), session=2)[1] == []
+    higher = WorkerAccepted(EPOCH + 1, BEAT_S, LOST_AFTER_S)
+    assert kinds(registering(script, higher)) == ["CancelPull"]
+    assert script.state.epoch == EPOCH + 1
+    actions = script.finish(pull, FENCED)
+    answers = [each for each in actions if isinstance(each, events.AnswerIngest)]
+    assert [each.outcomes for each in answers] == [FENCED, FENCED]  # I10: also who waited
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        Failure("access_denied", "no"),
+        WorkerAccepted(EPOCH - 1, BEAT_S, LOST_AFTER_S),
+    ],
+)
+def test_a_registration_that_fails_ends_the_link(reply: WorkerAccepted | Failure | None) -> None:
+    script = Script().serve()
+    assert kinds(registering(script, reply)) == ["CloseLink"]
+    assert script.state.epoch == EPOCH
+
+
+@pytest.mark.parametrize("reply", [None, Failure("unavailable", "no"), Done()])
+def test_an_offer_that_is_not_answered_ends_the_link(reply: Failure | Done | None) -> None:
+    script = Script()
+    offer = one(registering(script, ACCEPTED), events.CallMaster)
+    assert kinds(script.feed(events.MasterAnswered(offer.call, reply))) == ["CloseLink"]
+
+
+def test_nothing_is_pulled_before_a_leader_is_heard() -> None:
+    script = Script()
+    assert script.state.is_fenced(script.now)
+    assert one(script.ask(ingest((0,), 5))[1], events.AnswerIngest).outcomes == FENCED
+
+
+def test_a_heartbeat_says_what_is_held_and_what_runs() -> None:
+    script = Script().serve()
+    script.start(ingest((0,), 5))
+    script.state.holdings.held.add((SEGMENT, 8 * PAGE))
+    assert script.state.next_wakeup() == script.now + BEAT_S
+    assert script.feed(events.Tick()) == []
+    script.now += BEAT_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    assert call.message == Heartbeat("w", EPOCH, 1, 1)
+    assert script.feed(events.Tick()) == []  # one a beat
+    assert script.feed(events.MasterAnswered(call.call, HeartbeatNoted(EPOCH, True))) == []
+
+
+def test_silence_of_half_the_time_fences_the_worker_itself() -> None:
+    script = Script().serve()
+    pull = script.start(ingest((0,), 5))
+    assert script.ask(ingest((0,), 6), session=2)[1] == []
+    script.now += LOST_AFTER_S / 2 - 0.01
+    assert "CancelPull" not in kinds(script.feed(events.Tick()))
+    assert not script.state.is_fenced(script.now)
+    script.now += 0.01
+    actions = script.feed(events.Tick())
+    assert one(actions, events.CancelPull).pull == pull.pull
+    assert one(actions, events.AnswerIngest).outcomes == FENCED  # the one that waited
+    assert one(script.ask(ingest((PAGE,), 7))[1], events.AnswerIngest).outcomes == FENCED
+    script.finish(pull, FENCED)
+
+
+def test_contact_counts_from_when_the_answered_beat_was_sent() -> None:
+    script = Script().serve()
+    script.now += BEAT_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    script.now += LOST_AFTER_S  # the worker was paused; the answer lay in its socket
+    script.feed(events.MasterAnswered(call.call, HeartbeatNoted(EPOCH, True)))
+    assert script.state.is_fenced(script.now)
+    script.beat()
+    assert script.state.is_fenced(script.now) is False
+    assert script.start(ingest((0,), 5)).stretches
+
+
+def test_beats_keep_the_fence_away_and_silence_ends_the_link() -> None:
+    script = Script().serve()
+    for _ in range(20):
+        script.beat()
+        assert not script.state.is_fenced(script.now)
+    script.now += BEAT_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    assert script.feed(events.MasterAnswered(call.call, None)) == []  # not yet
+    script.now += LOST_AFTER_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    assert kinds(script.feed(events.MasterAnswered(call.call, None))) == ["CloseLink"]
+
+
+@pytest.mark.parametrize("reply", [HeartbeatNoted(EPOCH, False), HeartbeatNoted(EPOCH + 1, True)])
+def test_a_leader_that_does_not_know_us_is_registered_with_again(reply: HeartbeatNoted) -> None:
+    script = Script().serve()
+    script.now += BEAT_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    again = one(script.feed(events.MasterAnswered(call.call, reply)), events.CallMaster)
+    assert isinstance(again.message, RegisterWorker)
+
+
+def test_a_leader_of_an_older_epoch_is_left() -> None:
+    script = Script().serve()
+    script.now += BEAT_S
+    call = one(script.feed(events.Tick()), events.CallMaster)
+    old = HeartbeatNoted(EPOCH - 1, True)
+    assert kinds(script.feed(events.MasterAnswered(call.call, old))) == ["CloseLink"]
+
+
+def test_answers_of_a_link_that_is_gone_are_not_listened_to() -> None:
+    script = Script()
+    call = one(script.feed(events.LinkOpened()), events.CallMaster)
+    script.feed(events.LinkClosed())
+    assert script.feed(events.MasterAnswered(call.call, ACCEPTED)) == []
+    assert script.state.epoch == 0
+    assert script.state.next_wakeup() == math.inf
+
+
+@pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
+def test_a_request_of_another_epoch_is_refused(epoch: int) -> None:
+    script = Script().serve()
+    assert one(script.ask(ingest((0,), 5, epoch=epoch))[1], events.AnswerIngest).outcomes == FENCED
+    assert script.state.epoch == EPOCH  # a client cannot raise it
