@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup libraries demo test lint bench
+.PHONY: help setup libraries demo test lint bench protocol
 .SILENT:
 
 # What a developer's shell may carry that would put other code in front of ours, or send our
@@ -36,6 +36,7 @@ help:
 	echo "make test    every test; PYTEST_ARGS='-k name' selects"
 	echo 'make lint    format, lint, types, import contracts'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
+	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
 
 setup: libraries $(READY)
 
@@ -123,3 +124,6 @@ bench: setup
 	  timeout --kill-after=10 $(if $(QUICK),300,7200) $(PYTHON) "$$file" $(if $(QUICK),--quick)
 	done
 	echo '== benchmarks done'
+
+protocol: setup
+	$(PYTHON) -m kvstore.wire.document PROTOCOL.md

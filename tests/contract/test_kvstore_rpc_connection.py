@@ -21,7 +21,7 @@ from kvstore.errors import (
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.frame_socket import FrameSocket
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
-from kvstore.wire.framing import PROTOCOL_VERSION, FrameKind
+from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameKind
 from kvstore.wire.messages.hello import Done, Welcome
 from kvstore.wire.messages.namespaces import NamespaceOpened
 from kvstore.wire.messages.reads import GetStatus, Probe, Probed, Remove
@@ -260,7 +260,7 @@ def test_an_interrupted_reader_breaks_the_connection_but_not_the_others() -> Non
         pass
 
     class InterruptibleSocket(FrameSocket):
-        def receive(self, deadline_s: float | None = None) -> object:  # type: ignore[override]
+        def receive(self, deadline_s: float | None = None) -> Frame:
             frame = super().receive(deadline_s)
             if isinstance(frame.message, Done):
                 raise Interrupted

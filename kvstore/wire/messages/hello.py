@@ -1,7 +1,9 @@
 """The first frames of every connection: who speaks, which versions, proof of the cluster secret.
 
-Order: the listener sends Challenge, the dialler Hello, the listener Welcome or Failure. These
-three and Failure never change; everything after is in the version that Welcome names.
+Order: the listener sends Challenge, the dialler Hello, the listener Welcome or Failure, with
+request id 0. These three and Failure never change; everything after is in the version that
+Welcome names, the highest that both sides speak. Where the ranges do not meet both are named in
+a Failure.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ class Challenge(Message, frozen=True, tag=1):
 class Hello(Message, frozen=True, tag=2):
     """Dialler to listener; answered by Welcome or Failure.
 
-    `proof` is HMAC-SHA256 of the cluster secret over both nonces, role, tenant and name;
-    empty where no secret is set. `session` (16 random bytes) survives reconnects.
+    `proof` is HMAC-SHA256 of the cluster secret over everything said up to here, both nonces
+    included (kvstore/rpc/handshake.py); empty where no secret is set. `session` (16 random
+    bytes) survives reconnects.
     """
 
     version_min: int
@@ -37,7 +40,10 @@ class Hello(Message, frozen=True, tag=2):
 
 
 class Welcome(Message, frozen=True, tag=3):
-    """Listener to dialler: the connection is open. `proof` shows that the listener knows it too."""
+    """Listener to dialler: the connection is open.
+
+    `proof` shows that the listener knows the secret too, over everything said and this answer.
+    """
 
     version: int
     epoch: int
