@@ -1,0 +1,84 @@
+"""Puts and reads pages whose bytes can be recomputed, through a real store. Not a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import Attention, CacheGroup, Content, Hit, KVStore, Layout, Stored
+from tests.fakes import payload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from kvstore import OpenedNamespace, PageChain
+    from kvstore.client.locations import Locations
+
+PAGE_TOKENS = 4
+SIZE = 64 << 10
+
+
+def content(model: str, size: int = SIZE, ranks: int = 1) -> Content:
+    """A model whose parts have `size` bytes, one part a rank."""
+    dims = size // (2 * PAGE_TOKENS * 2)
+    group = CacheGroup(Attention.FULL, 1, ranks, dims, dims)
+    return Content("default", model, "r1", "", "bfloat16", (group,), "rope")
+
+
+class Pages:
+    """A store, and what the tests do with it."""
+
+    def __init__(self, master: str, transport: str, model: str) -> None:
+        """Connect by one transport. `model` tells this test's namespaces from others'."""
+        self.master = master
+        self.model = model
+        self.store = KVStore.connect(master, transports=(transport,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+
+    def open(self, size: int = SIZE, ranks: int = 1) -> OpenedNamespace:
+        """A namespace of parts of `size` bytes."""
+        layout = Layout(page_tokens=PAGE_TOKENS, tensor_parallel=ranks)
+        return self.store.open(content(f"{self.model} {size} {ranks}", size, ranks), layout)
+
+    def put(
+        self, opened: OpenedNamespace, chain: PageChain, part: int = 0, **wishes: float
+    ) -> list[object]:
+        """Put every page's payload from a buffer; the outcomes."""
+        size = opened.namespace.parts[part].size_bytes
+        buffer = self.store.buffer(max(1, len(chain)) * size)
+        for i, key in enumerate(chain):
+            buffer.view[i * size : (i + 1) * size] = payload(key, part, size)
+        offsets = range(0, len(chain) * size, size)
+        try:
+            return list(self.store.put(opened, chain, buffer, offsets, part=part, **wishes))  # type: ignore[arg-type]  # wait is a bool, which is a float to the type checker
+        finally:
+            buffer.close()
+
+    def store_all(self, opened: OpenedNamespace, chain: PageChain) -> None:
+        """Put pages that were not there."""
+        assert self.put(opened, chain) == [Stored()] * len(chain)
+
+    def read_back(
+        self, locations: Locations, pages: int, part: int = 0, misses: Sequence[int] = ()
+    ) -> list[object]:
+        """Read into fresh memory; every hit's bytes are right, every other place is zero."""
+        size = locations.opened.namespace.parts[part].size_bytes
+        into = bytearray(b"\xee" * (pages * size))
+        offsets = range(0, pages * size, size)
+        outcomes = self.store.read(locations, into, offsets, part=part)
+        for i, outcome in enumerate(outcomes):
+            want = payload(locations.chain.key(i), part, size) if outcome == Hit() else bytes(size)
+            found = bytes(into[i * size : (i + 1) * size])
+            assert found == want or (i in misses and found == b"\xee" * size), i
+        return list(outcomes)
+
+    def assert_readable(self, opened: OpenedNamespace, chain: PageChain) -> None:
+        """All pages match and every byte is right."""
+        match = self.store.match_prefix(opened, chain)
+        assert match.pages == len(chain)
+        assert self.read_back(match, len(chain)) == [Hit()] * len(chain)
