@@ -32,6 +32,9 @@ _FDS_PER_MESSAGE_MAX: Final = 253
 """SCM_MAX_FD of the kernel."""
 _FDS_SPACE: Final = socket.CMSG_SPACE(_FDS_PER_MESSAGE_MAX * 4)
 
+_SPINS_IN_VAIN_MAX: Final = 8
+"""At most 256 waits go by until spinning is tried again."""
+
 _OPEN: Final[weakref.WeakSet[FrameSocket]] = weakref.WeakSet()
 
 
@@ -43,7 +46,7 @@ class FrameSocket:
     """
 
     __slots__ = ("__weakref__", "_fds", "_pid", "_poll_in", "_poll_out", "_reader", "_sock",
-                 "_takes_fds", "spin_s")  # fmt: skip
+                 "_spins_in_vain", "_takes_fds", "_waits_without_spin", "spin_s")  # fmt: skip
 
     def __init__(self, sock: socket.socket, version: int = GREETING_VERSION) -> None:
         """Own the connected socket `sock`. Frames of `version` until `set_version`."""
@@ -59,6 +62,8 @@ class FrameSocket:
         self._pid = os.getpid()
         self.spin_s = 0.0
         """How long `receive` polls without sleeping: waking a sleeping thread costs more."""
+        self._spins_in_vain = 0
+        self._waits_without_spin = 0
         _OPEN.add(self)
 
     @property
@@ -215,17 +220,31 @@ class FrameSocket:
         poll = self._poll_in.poll
         if poll(0):
             return
-        now = time.monotonic()
-        if self.spin_s:
-            until = now + self.spin_s
-            while now < until:
-                if poll(0):
-                    return
-                now = time.monotonic()
+        if self.spin_s and self._spin():
+            return
         if deadline_s is None:
             poll()
-        elif not poll(max(0.0, deadline_s - now) * 1000):
+        elif not poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             raise DeadlineExceeded("no answer within the deadline")
+
+    def _spin(self) -> bool:
+        """Poll for up to `spin_s` where that has paid lately; whether there is something now.
+
+        After each spin in vain twice as many waits go without: on a busy host a spin only takes
+        the processor from the peer that is waited for.
+        """
+        if self._waits_without_spin:
+            self._waits_without_spin -= 1
+            return False
+        poll, clock = self._poll_in.poll, time.monotonic
+        until = clock() + self.spin_s
+        while clock() < until:
+            if poll(0):
+                self._spins_in_vain = 0
+                return True
+        self._spins_in_vain = min(self._spins_in_vain + 1, _SPINS_IN_VAIN_MAX)
+        self._waits_without_spin = 1 << self._spins_in_vain
+        return False
 
     # Ending.
 
