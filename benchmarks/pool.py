@@ -291,7 +291,9 @@ class _Timed:
         self._started_s = time.perf_counter()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return  # A process whose clock is asked for may be gone.
         seconds = time.perf_counter() - self._started_s
         self.sample = Sample(seconds, self._nbytes, self._clock.now_s() - self._cpu_s)
 

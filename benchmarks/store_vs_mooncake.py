@@ -39,7 +39,7 @@ SINGLES_A_ROUND: Final = 10
 DRAM: Final = "1536MiB"
 SEGMENT_BYTES: Final = 768 * MIB
 OTHER_SOURCE_BYTES: Final = 128 * MIB
-CONFIG: Final = '[worker]\nengine = "tcp"\n'
+CONFIG: Final = '[worker]\ntransports = ["shm", "tcp", "mooncake"]\n'
 TRANSPORTS: Final = ("shm", "tcp", "mooncake")
 PEERS: Final = {True: "mooncake store", False: "mooncake store, no pool"}
 

@@ -280,7 +280,7 @@ class MooncakeTransport:
                     found.peer, reader.region, size, bounce_places.tobytes(), addresses.tobytes()
                 )
                 reader.process.pull(message, deadline_s)
-                for bounce, place, length in _neighbours(span.places[start:stop], size):
+                for bounce, place, length in neighbours(span.places[start:stop], size):
                     copy_bytes(into.address + place, reader.address + bounce, length)
 
     def _find(self, span: ReadSpan, deadline_s: float) -> EngineFound:
@@ -327,7 +327,7 @@ def _life(span: ReadSpan) -> tuple[str, int]:
     return span.segment.segment, span.segment.incarnation
 
 
-def _neighbours(places: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
+def neighbours(places: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
     """(offset in the bounce buffer, place, bytes) with pages joined that stay neighbours."""
     first = 0
     for i in range(1, len(places) + 1):

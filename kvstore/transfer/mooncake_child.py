@@ -134,16 +134,16 @@ class Child:
             raise BadValue("places", len(places), f"as many as addresses, {len(addresses)}")
         if not region.writable or max(places) + size > region.size_bytes:
             raise BadValue("places", max(places), f"{size} bytes inside a writable region")
-        joined = list(_joined(places, addresses, size))
+        requests = list(joined(places, addresses, size))
         engine.pull(
             message.peer,
-            [region.address + place for place, _, _ in joined],
-            [address for _, address, _ in joined],
-            [length for _, _, length in joined],
+            [region.address + place for place, _, _ in requests],
+            [address for _, address, _ in requests],
+            [length for _, _, length in requests],
         )
 
 
-def _joined(
+def joined(
     places: Iterable[int], addresses: Iterable[int], size: int
 ) -> Iterable[tuple[int, int, int]]:
     """(place, address, bytes) with pages joined that are neighbours on both sides."""

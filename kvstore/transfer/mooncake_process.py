@@ -100,14 +100,15 @@ def check_installed() -> str:
         )
     for build in BUILDS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return _check_version(build, importlib.metadata.version(build))
+            return check_version(build, importlib.metadata.version(build))
     raise ConfigError(
         "transport mooncake: the transfer engine is not installed; install one of kvharbor[cpu], "
         "kvharbor[cuda12], kvharbor[cuda13], kvharbor[rocm], kvharbor[npu]"
     )
 
 
-def _check_version(build: str, version: str) -> str:
+def check_version(build: str, version: str) -> str:
+    """`version` again; ConfigError when that release of `build` may not be used."""
     found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?.*", version)
     numbers = tuple(int(part or 0) for part in found.groups()) if found else ()
     if numbers < VERSION_MIN:

@@ -21,13 +21,12 @@ from kvstore.segment import Geometry
 from kvstore.transfer.mooncake_process import EngineProcess, EngineSettings
 from kvstore.wire.messages.engine import EnginePull, EnginePush
 from kvstore.wire.messages.puts import EngineSource
+from tests.contract.engine_worker import kill, stop
 from workers.engine_child import EngineChild, EngineSegment, check_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-pytest.importorskip("mooncake.engine", exc_type=ImportError)
 
 GEOMETRY: Final = Geometry(4 * limits.MIB, 1 * limits.MIB)
 PAGE: Final = 64 * limits.KIB
@@ -134,7 +133,7 @@ def test_a_pull_from_a_stopped_client_ends_by_its_deadline_and_writes_nothing_la
     client.buffer.map[:PAGE] = b"x" * PAGE
     source = client.source(0)
     stopped = client.process.child_pid
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     with pytest.raises(DeadlineExceeded):
         worker.copy().run("s", source, column(0), PAGE, time.monotonic() + 0.3)
     os.kill(stopped, signal.SIGCONT)
@@ -146,7 +145,7 @@ def test_a_pull_from_a_stopped_client_ends_by_its_deadline_and_writes_nothing_la
 
 
 def test_a_cancel_ends_a_pull_from_any_thread(worker: EngineChild, client: Client) -> None:
-    os.kill(client.process.child_pid, signal.SIGSTOP)
+    stop(client.process.child_pid)
     copy = worker.copy()
     ended: list[BaseException] = []
 
@@ -192,8 +191,7 @@ def test_an_address_that_is_not_served_fails_the_pull_and_the_next_one_works(
 
 def test_a_server_that_died_is_replaced(worker: EngineChild, client: Client) -> None:
     before = worker.find("s")
-    os.kill(worker.server_pid, signal.SIGKILL)
-    os.waitid(os.P_PID, worker.server_pid, os.WEXITED | os.WNOWAIT)
+    kill(worker.server_pid)
     found = worker.find("s")
     assert found.peer != before.peer
     read = EnginePull(found.peer, client.region, PAGE, column(0), column(found.address))
