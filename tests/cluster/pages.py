@@ -42,8 +42,13 @@ class Pages:
 
     def open(self, size: int = SIZE, ranks: int = 1) -> OpenedNamespace:
         """A namespace of parts of `size` bytes."""
-        layout = Layout(page_tokens=PAGE_TOKENS, tensor_parallel=ranks)
-        return self.store.open(content(f"{self.model} {size} {ranks}", size, ranks), layout)
+        model = f"{self.model} {size} {ranks}"
+        return self.store.open(content(model, size, ranks), self.layout(ranks))
+
+    @staticmethod
+    def layout(ranks: int = 1) -> Layout:
+        """How pages of these tests are cut."""
+        return Layout(page_tokens=PAGE_TOKENS, tensor_parallel=ranks)
 
     def put(
         self, opened: OpenedNamespace, chain: PageChain, part: int = 0, **wishes: float

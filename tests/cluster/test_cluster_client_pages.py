@@ -165,7 +165,7 @@ def test_threads_share_a_store(pages: Pages) -> None:
             chain = opened.chain([nth, *range(63)])
             pages.store_all(opened, chain)
             pages.assert_readable(opened, chain)
-        except BaseException as error:  # noqa: BLE001 — reported by the test's own thread
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(nth,)) for nth in range(8)]
