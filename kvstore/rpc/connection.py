@@ -17,7 +17,7 @@ from kvstore import limits
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, OutOfSpace, Unavailable
 from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
-from kvstore.wire.framing import Frame, FrameKind, pack_frame
+from kvstore.wire.framing import REPLY, REQUEST, Frame, pack_frame
 from kvstore.wire.messages.hello import Failure
 
 if TYPE_CHECKING:
@@ -88,11 +88,13 @@ class Connection:
         `timeout_s` bounds the sending. OutOfSpace at limits.REQUESTS_IN_FLIGHT_MAX.
         """
         request_id = next(self._ids)
-        frame = pack_frame(FrameKind.REQUEST, request_id, message, self._version)
+        frame = pack_frame(REQUEST, request_id, message, self._version)
         if len(self._calls) >= limits.REQUESTS_IN_FLIGHT_MAX:
             raise OutOfSpace(f"{len(self._calls)} requests are in flight on one connection")
         deadline_s = time.monotonic() + timeout_s
-        if not self._send_turn.acquire(timeout=max(0.0, timeout_s)):
+        turn = self._send_turn
+        # Acquiring with a timeout takes six times as long, so it comes second.
+        if not (turn.acquire(False) or turn.acquire(timeout=max(0.0, timeout_s))):
             raise DeadlineExceeded("the peer does not take what is sent to it")
         failure: BaseException | None = None
         try:
@@ -104,7 +106,7 @@ class Connection:
             failure = error
             raise
         finally:
-            self._send_turn.release()
+            turn.release()
             if failure is not None:
                 # A part of the frame may have gone out: nothing can follow it.
                 self._calls.pop(request_id, None)
@@ -175,7 +177,7 @@ class Connection:
         try:
             while call.reply is None:
                 frame = receive(deadline_s)
-                if frame.request_id == request_id and frame.kind is FrameKind.REPLY:
+                if frame.request_id == request_id and frame.kind is REPLY:
                     call.reply = frame.message
                 else:
                     self._hand_over(frame)
@@ -192,7 +194,7 @@ class Connection:
             self._pass_on()
 
     def _hand_over(self, frame: Frame) -> None:
-        if frame.kind is not FrameKind.REPLY:
+        if frame.kind is not REPLY:
             raise MalformedMessage(f"{type(frame.message).__name__} as a request to a client")
         with self._mutex:
             call = self._calls.get(frame.request_id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, OutOfSpace, Unavailable
 from kvstore.rpc.failure import error_of, failure_of
-from kvstore.wire.framing import Frame, FrameKind, FrameReader, pack_frame
+from kvstore.wire.framing import REPLY, REQUEST, Frame, FrameKind, FrameReader, pack_frame
 from kvstore.wire.messages.hello import Failure
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Peer(asyncio.BufferedProtocol):
 
         BadValue when the answer exceeds a frame; the request is then still to be answered.
         """
-        self._send(FrameKind.REPLY, request_id, message)
+        self._send(REPLY, request_id, message)
         self._unanswered -= 1
 
     def fail(self, request_id: int, error: KVStoreError) -> None:
@@ -133,7 +133,7 @@ class Peer(asyncio.BufferedProtocol):
         if len(self._calls) >= limits.REQUESTS_IN_FLIGHT_MAX:
             raise OutOfSpace(f"{len(self._calls)} requests are in flight on one connection")
         request_id = next(self._ids)
-        self._send(FrameKind.REQUEST, request_id, message)
+        self._send(REQUEST, request_id, message)
         reply: asyncio.Future[Message] = self._loop.create_future()
         self._calls[request_id] = reply
         return request_id, reply
@@ -198,7 +198,7 @@ class Peer(asyncio.BufferedProtocol):
             self._is_flush_due = was_due
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.REPLY:
+        if frame.kind is REPLY:
             reply = self._calls.pop(frame.request_id, None)
             # None: its caller has given up.
             if reply is not None and not reply.done():

@@ -42,6 +42,9 @@ class FrameKind(IntEnum):
     REPLY = 2
 
 
+REQUEST: Final = FrameKind.REQUEST
+REPLY: Final = FrameKind.REPLY
+"""For the hot paths, where looking a member up by its class costs more than sending a byte."""
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
