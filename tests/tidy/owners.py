@@ -18,6 +18,8 @@ MODEL_PROGRAMS: Final = (
     "workers/decode*",
     "workers/demo*",
     "workers/smollm*",
+    "workers/generation*",
+    "workers/tiny_llama*",
 )
 SERVICES: Final = (
     "master/__main__.py",

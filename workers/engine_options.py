@@ -1,0 +1,88 @@
+"""What the programs that run a model have in common: options, the model's choice, their lines.
+
+Knows no pool: each program connects by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.config import read_secret
+from kvstore.errors import KVStoreError
+from kvstore.exit_codes import ExitCode, exit_code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workers.generation import LanguageModel
+
+MODELS: Final = ("smollm", "tiny")
+
+
+def engine_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that all of them take."""
+    parser = argparse.ArgumentParser(program, description=description)
+    parser.add_argument(
+        "--master",
+        default=f"127.0.0.1:{limits.MASTER_PORT}",
+        metavar="HOST:PORT",
+        help="where the pool's master listens",
+    )
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help="file with the cluster secret"
+    )
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        default=MODELS[0],
+        help="smollm: SmolLM2-135M-Instruct; tiny: a random model of no size",
+    )
+    parser.add_argument(
+        "--document",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a text to ask about; several are read one after another",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what was done, as JSON")
+    return parser
+
+
+def secret_of(options: argparse.Namespace) -> bytes | None:
+    """The cluster secret, if one was named. ConfigError when it cannot be read."""
+    return None if options.secret_file is None else read_secret(options.secret_file)
+
+
+def load_model(name: str) -> LanguageModel:
+    """Load one of MODELS. ConfigError when it is not installed."""
+    # Only now: either costs seconds, and the options may have been wrong.
+    if name == "tiny":
+        from workers import tiny_llama
+
+        return tiny_llama.load()
+    from workers import smollm
+
+    return smollm.load()
+
+
+def say(program: str, text: str) -> None:
+    """One line of progress on standard output, at once."""
+    sys.stdout.write(f"  {program} {os.getpid()}: {text}\n")
+    sys.stdout.flush()
+
+
+def run_program(program: str, run: Callable[[], None]) -> None:
+    """Run a program's body; a KVStoreError ends the process with one line and its exit code."""
+    try:
+        run()
+    except KVStoreError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.FAILED)
