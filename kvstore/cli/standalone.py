@@ -22,6 +22,7 @@ from kvstore.cli.operator import Operator
 from kvstore.cli.places import forget_strange_segments
 from kvstore.errors import KVStoreError, Unavailable
 from kvstore.exit_codes import ExitCode
+from kvstore.rpc.address import UNIX_PATH_BYTES_MAX
 from kvstore.wire.messages.reads import Status
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ STOP_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.02
 LOG_LINES_SHOWN: Final = 20
 STOP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-WATCHED_SIGNALS: Final = STOP_SIGNALS | {signal.SIGCHLD}
 
 
 class Stopped(Exception):  # an end that was asked for, not an error
@@ -89,6 +89,7 @@ class Wiring(msgspec.Struct, frozen=True):
             *_option("data-dir", places.data_dir),
             *_option("segment-dir", places.segment_dir),
             *_option("worker-id", WORKER_NAME),
+            *_option("unix", _short_socket(places)),
             *_option("dram", self.dram),
             *_option("listen", self.worker_listen),
             *_option("admin", self.worker_admin),
@@ -165,10 +166,16 @@ class StandalonePool:
         self._lock = lock
         self._parts: list[Part] = []
         self._mask: set[int] = set()
+        # What nohup, or a shell for its background jobs, has this process ignore stays ignored;
+        # a blocked signal would come all the same.
+        self._stop_signals = {
+            each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN
+        }
+        self._watched = self._stop_signals | {signal.SIGCHLD}
 
     def __enter__(self) -> Self:
         """Take the signals over, so that none is lost between two steps."""
-        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS))
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._watched))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,8 +197,12 @@ class StandalonePool:
         where = reachable(master.listen)
         part = self._run("worker", "workers", wiring.worker(places, where))
         worker = self._until(lambda: self._announced(part))
-        with Operator(where, self._secret) as operator:
-            status = self._until(lambda: _live(operator.status()))
+        try:
+            with Operator(where, self._secret) as operator:
+                status = self._until(lambda: _live(operator.status()))
+        except Unavailable:
+            self._require_alive()  # a master that has died says more than a lost connection
+            raise
         return Ready(master, worker, status, discarded)
 
     def wait(self) -> None:
@@ -219,12 +230,15 @@ class StandalonePool:
     def _pause(self, timeout_s: float | None) -> None:
         """Wait for a signal, at most so long; raises what it means."""
         taken = (
-            signal.sigwaitinfo(WATCHED_SIGNALS)
+            signal.sigwaitinfo(self._watched)
             if timeout_s is None
-            else signal.sigtimedwait(WATCHED_SIGNALS, timeout_s)
+            else signal.sigtimedwait(self._watched, timeout_s)
         )
-        if taken is not None and taken.si_signo in STOP_SIGNALS:
+        if taken is not None and taken.si_signo in self._stop_signals:
             raise Stopped
+        self._require_alive()
+
+    def _require_alive(self) -> None:
         for part in self._parts:
             part.require_alive()
 
@@ -233,6 +247,13 @@ def reachable(listen: str) -> str:
     """Where a peer on this host reaches a listener: one on all addresses is there on loopback."""
     host, _, port = listen.rpartition(":")
     return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, listen)
+
+
+def _short_socket(places: Places) -> Path | None:
+    """Where the worker's Unix socket has to be when the data folder's path is too long for one."""
+    longest = places.data_dir / "worker.sock"
+    fits = len(os.fsencode(longest)) <= UNIX_PATH_BYTES_MAX
+    return None if fits else places.segment_dir / longest.name
 
 
 def _live(status: Status) -> Status | None:

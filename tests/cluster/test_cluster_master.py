@@ -201,3 +201,31 @@ def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
             first.with_peers(use)
         assert first.process.wait(START_S) == ExitCode.STALE
         second.with_peers(use)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "want"),
+    [
+        (("--nope",), ExitCode.USAGE, "unrecognized arguments: --nope"),
+        (("--listen", "x"), ExitCode.USAGE, "option --listen: got 'x', want host:port"),
+        (("--listen", "0.0.0.0:0"), ExitCode.USAGE, "set a cluster secret"),
+        (("--cluster-name", "A"), ExitCode.USAGE, "option --cluster-name: name: got 'A'"),
+        (("--config", "/absent"), ExitCode.USAGE, "/absent: cannot be read"),
+        (("--secret-file", "/absent"), ExitCode.USAGE, "secret file /absent: cannot be read"),
+        (("--data-dir", "/proc/x"), ExitCode.USAGE, "folder /proc/x: cannot be made"),
+    ],
+)
+def test_a_start_that_is_refused_says_why(
+    tmp_path: Path, options: tuple[str, ...], code: ExitCode, want: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "master", f"--data-dir={tmp_path}", "--admin=off", *options],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("kvharbor-master: ")
+    assert want in done.stderr

@@ -168,6 +168,22 @@ def test_the_death_of_a_part_ends_the_pool(data_dir: Path, part: str) -> None:
         require_ended(parts)
 
 
+def test_a_signal_that_is_ignored_stops_nothing(data_dir: Path) -> None:
+    with Up(data_dir, wrapper=("nohup",)) as up:
+        up.process.send_signal(signal.SIGHUP)
+        assert kvharbor("status", "--master", up.master).returncode == 0
+        assert up.end()[0] == ExitCode.OK
+
+
+def test_a_long_folder_name_is_no_hindrance(data_dir: Path) -> None:
+    deep = data_dir / ("x" * 100) / ("y" * 100)
+    try:
+        with Up(deep) as up, KVStore.connect(up.master, transports=("shm",)) as store:
+            store_chain(store)
+    finally:
+        remove_segments(deep)
+
+
 def test_two_pools_of_one_folder_do_not_run(data_dir: Path) -> None:
     with Up(data_dir) as up:
         said = refused(ExitCode.IN_USE, f"--data-dir={data_dir}", *FREE_PORTS)

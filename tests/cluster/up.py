@@ -46,11 +46,13 @@ def kvharbor(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Up:
     """A context manager around one `kvharbor up`; `ready` is its JSON line, decoded."""
 
-    def __init__(self, data_dir: Path, *options: str, dram: str = "64MiB") -> None:
+    def __init__(
+        self, data_dir: Path, *options: str, dram: str = "64MiB", wrapper: tuple[str, ...] = ()
+    ) -> None:
         """Remember how to start it."""
         self.data_dir = data_dir
         self._command = [
-            *(sys.executable, "-P", "-m", "kvstore.cli.main", "--json", "up"),
+            *(*wrapper, sys.executable, "-P", "-m", "kvstore.cli.main", "--json", "up"),
             *(f"--data-dir={data_dir}", f"--dram={dram}", *FREE_PORTS, *options),
         ]
         self.ready: dict[str, Any] = {}

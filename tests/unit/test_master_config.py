@@ -1,0 +1,54 @@
+"""Section [master]: values that are refused, and what the core is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore import limits
+from kvstore.config import Sources
+from kvstore.errors import ConfigError
+from master.config import MasterConfig
+from master.tunables import Tunables
+
+
+def read(**table: object) -> MasterConfig:
+    return Sources(Path("f.toml"), {"master": table}).section(MasterConfig, "master")
+
+
+def test_the_defaults_are_those_of_the_limits() -> None:
+    assert read().tunables("c") == Tunables(cluster="c")
+    assert str(read().listen) == f"127.0.0.1:{limits.MASTER_PORT}"
+    assert str(read().admin) == f"127.0.0.1:{limits.MASTER_ADMIN_PORT}"
+
+
+def test_what_is_set_reaches_the_core() -> None:
+    told = read(
+        lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
+        worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
+    ).tunables("c")  # fmt: skip
+    assert told == Tunables(
+        cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
+        heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
+        watermark_high=0.8, watermark_low=0.5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "want"),
+    [
+        ("lease_ttl_s", 10.5, "at most 10.0"),
+        ("lease_ttl_s", 0.5, "more than 0.5"),
+        ("page_ttl_s", 0.5, "1.0 to 604800.0"),
+        ("page_ttl_s", 1e6, "1.0 to 604800.0"),
+        ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
+        ("watermark_high", 1.5, "more than 0, at most 1"),
+        ("watermark_high", 0, "more than 0, at most 1"),
+        ("watermark_low", 0.95, r"less than watermark_high \(0.95\)"),
+        ("watermark_low", 0, "more than 0"),
+    ],
+)
+def test_a_bad_value_is_named(key: str, value: float, want: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^f\.toml: master\.{key}: {key}: got .*{want}"):
+        read(**{key: value})
