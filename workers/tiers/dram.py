@@ -6,6 +6,7 @@ incarnation at each start. The records inside are `workers.record_table`'s.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -92,7 +93,10 @@ class DramSegment:
         """Unmap and give the ownership up; nothing may use the segment any more."""
         self.payload.release()
         self._whole.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            # A view that is still held, by a traceback in a log, keeps the mapping and with it
+            # the ownership until it is gone.
+            self._map.close()
         os.close(self._lock_fd)
         os.close(self.ownership)
 

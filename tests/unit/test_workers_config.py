@@ -1,0 +1,77 @@
+"""Section [worker]: defaults, derived places, and every value that stops the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore import limits
+from kvstore.config import Sources, Table
+from kvstore.errors import ConfigError
+from kvstore.rpc.address import TcpAddress
+from kvstore.segment import check_geometry
+from workers.config import WorkerConfig
+
+GIB = 1024 * limits.MIB
+
+
+def read(**keys: object) -> WorkerConfig:
+    tables: dict[str, Table] = {"worker": keys}
+    return Sources(Path("made-up.toml"), tables).section(WorkerConfig, "worker")
+
+
+def test_everything_has_a_default_that_works() -> None:
+    config = read()
+    assert config.geometry() == check_geometry(GIB)
+    assert config.master == (TcpAddress("127.0.0.1", limits.MASTER_PORT),)
+    assert config.listen == TcpAddress("127.0.0.1", limits.WORKER_PORT)
+    assert config.unix_path() == config.data_dir / "worker.sock"
+
+
+def test_places_follow_from_the_names() -> None:
+    config = read(id="w7", data_dir="/d", segment_dir="/dev/shm/x", unix="/run/w.sock")
+    assert config.segment_id() == "w7-dram0"
+    assert config.segment_path("blue") == Path("/dev/shm/x/kvharbor-blue-w7-dram0")
+    assert config.unix_path() == Path("/run/w.sock")
+
+
+def test_several_masters_may_be_named() -> None:
+    found = read(master="a:1,b:2").master
+    assert [str(each) for each in found] == ["a:1", "b:2"]
+
+
+def test_memory_is_rounded_down_to_whole_chunks() -> None:
+    config = read(dram="1GB", chunk="1MiB")
+    assert config.geometry() == check_geometry(953 * limits.MIB, limits.MIB)
+
+
+BAD: dict[str, tuple[dict[str, object], str]] = {
+    "an unknown key": ({"drma": "1GiB"}, "did you mean dram?"),
+    "less than a chunk": ({"dram": "1MiB"}, "at least one chunk"),
+    "a chunk that is no power of two": ({"chunk": "3MiB"}, "a power of two"),
+    "a chunk beyond the limit": ({"chunk": "128MiB"}, "at most"),
+    "no size": ({"dram": "much"}, "a size such as"),
+    "a name with a slash": ({"id": "../w"}, "at most 63"),
+    "an empty name": ({"id": ""}, "text"),
+    "a name that is too long": ({"id": "w" * 64}, "at most 63"),
+    "no master": ({"master": []}, "at least one address"),
+    "a master without a port": ({"master": "somewhere"}, "host:port"),
+    "an unknown transport": ({"transports": ["shm", "tcp", "quic"]}, "tcp and any of"),
+    "no stream": ({"transports": ["shm"]}, "tcp and any of"),
+    "all interfaces unadvertised": ({"listen": "0.0.0.0:7710"}, "all interfaces"),
+    "no flag": ({"huge_pages": "perhaps"}, "true or false"),
+}
+
+
+@pytest.mark.parametrize(("keys", "text"), BAD.values(), ids=BAD)
+def test_a_bad_value_stops_the_start(keys: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(**keys)
+    assert text in str(refused.value)
+    assert "worker" in str(refused.value)
+
+
+def test_all_interfaces_may_be_bound_under_an_advertised_address() -> None:
+    config = read(listen="0.0.0.0:7710", advertise="pool.example:7710")
+    assert [str(each) for each in config.advertise] == ["pool.example:7710"]

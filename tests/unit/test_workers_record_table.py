@@ -1,0 +1,198 @@
+"""Record tables on a mapped segment: written, read back, and taken over after any damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.ids import Incarnation
+from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
+from kvstore.segment import HEADER_BYTES
+from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation
+from tests.unit.worker_segments import Pages, memory_folder, opened
+from workers.events import Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from workers.record_table import Found
+    from workers.tiers.dram import DramSegment
+
+OFFSETS = (0, PAGE, 3 * PAGE)
+
+
+@pytest.fixture
+def segment() -> Iterator[DramSegment]:
+    with memory_folder() as folder:
+        made, _ = opened(folder / "segment")
+        yield made
+        made.close()
+
+
+def written(segment: DramSegment, pages: Pages, **changes: object) -> None:
+    """Write the pages' records again, changed."""
+    for record in pages.records(segment):
+        assert record is not None
+        row = segment.records.read(record.offset, record.size_class)
+        row[:] = pack_record(msgspec.structs.replace(record, **changes))
+
+
+def taken_over(segment: DramSegment) -> Found:
+    """What the next start would find."""
+    return segment.records.take_over(segment.incarnation, Incarnation(segment.incarnation + 1))
+
+
+def is_empty(segment: DramSegment) -> bool:
+    """Whether every record is FREE."""
+    area = os.pread(segment.ownership, GEOMETRY.payload_base - HEADER_BYTES, HEADER_BYTES)
+    return not any(area)
+
+
+def test_rows_are_the_records_that_are_not_free(segment: DramSegment) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+    segment.records.write_free(Stretch(0, 1, 0, 1, PAGE), PAGE)
+    rows = segment.records.rows(0, PAGE)
+    records = [
+        unpack_record(rows[at : at + RECORD_BYTES]) for at in range(0, len(rows), RECORD_BYTES)
+    ]
+    assert [record.offset for record in records if record] == [0, 3 * PAGE]
+
+
+def test_a_removed_record_keeps_its_story(segment: DramSegment) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+    before = pages.records(segment)
+    segment.records.write_removed(Stretch(0, 2, 0, 0, 0), PAGE)
+    after = pages.records(segment)
+    assert [r.state for r in after if r] == [RecordState.REMOVED] * 2 + [RecordState.SEALED]
+    assert [r.key for r in after if r] == [r.key for r in before if r]
+
+
+@pytest.mark.parametrize("state", [RecordState.RESERVED, RecordState.REMOVED])
+def test_what_is_not_sealed_is_never_adopted(segment: DramSegment, state: RecordState) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+    written(segment, pages, state=state)
+    found = taken_over(segment)
+    assert not found.adopted
+    assert (found.unfinished, found.removed, found.damaged) == (
+        (3, 0, 0) if state is RecordState.RESERVED else (0, 3, 0)
+    )
+    assert is_empty(segment)
+
+
+@given(page=st.integers(0, 2), bit=st.integers(0, RECORD_BYTES * 8 - 1))
+def test_any_flipped_bit_of_a_record_costs_that_page_alone(page: int, bit: int) -> None:
+    with memory_folder() as folder:
+        segment, _ = opened(folder / "segment")
+        pages = Pages(OFFSETS)
+        pages.put(segment)
+        segment.records.read(OFFSETS[page], PAGE)[bit // 8] ^= 1 << bit % 8
+        found = taken_over(segment)
+        assert sorted(record.offset for record in found.adopted) == sorted(
+            set(OFFSETS) - {OFFSETS[page]}
+        )
+        assert found.damaged == 1
+        segment.close()
+
+
+WRONG = {
+    "another place": {"offset": 2 * PAGE},
+    "no place at all": {"offset": 100},
+    "beyond the segment": {"offset": 1 << 40},
+    "another class": {"size_class": 2 * PAGE},
+    "no class": {"size_class": 0},
+    "a payload of another class": {"payload_bytes": PAGE + 1},
+    "a life that has not been": {"incarnation": 1 << 62},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG.values(), ids=WRONG)
+def test_a_record_that_says_the_impossible_is_damaged(
+    segment: DramSegment, changes: dict[str, int]
+) -> None:
+    pages = Pages((0,))
+    pages.put(segment)
+    written(segment, pages, **changes)
+    assert taken_over(segment).damaged == 1
+    assert is_empty(segment)
+
+
+def test_an_older_life_counts_as_well(segment: DramSegment) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+    written(segment, pages, incarnation=Incarnation(1))
+    assert len(taken_over(segment).adopted) == 3
+
+
+def test_taking_over_twice_is_the_same_as_once(segment: DramSegment) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+    first = taken_over(segment)
+    again = segment.records.take_over(
+        Incarnation(segment.incarnation + 1), Incarnation(segment.incarnation + 1)
+    )
+    assert again == first
+    assert [record for record in pages.records(segment) if record] == first.adopted
+
+
+def test_of_records_in_each_others_way_the_newest_stays(segment: DramSegment) -> None:
+    small, large = Pages((PAGE, 3 * PAGE)), Pages((0,), size=2 * PAGE, first_key=9)
+    small.put(segment, counter=5)
+    large.put(segment, counter=6)  # as if a free had never reached the file
+    found = taken_over(segment)
+    assert [(r.offset, r.size_class) for r in found.adopted] == [(0, 2 * PAGE)]
+    assert found.damaged == 2
+
+
+def test_every_table_of_a_segment_is_looked_at(segment: DramSegment) -> None:
+    offsets = tuple(range(0, 4 * CHUNK, CHUNK))
+    Pages(offsets).put(segment)
+    assert sorted(record.offset for record in taken_over(segment).adopted) == list(offsets)
+
+
+def test_random_bytes_are_no_records(segment: DramSegment) -> None:
+    noise = os.urandom(GEOMETRY.payload_base - HEADER_BYTES)
+    os.pwrite(segment.ownership, noise, HEADER_BYTES)
+    assert not taken_over(segment).adopted
+    assert segment.records.take_over(segment.incarnation, segment.incarnation).damaged == 0
+
+
+def test_a_table_takes_memory_only_when_it_is_needed(segment: DramSegment) -> None:
+    def blocks() -> int:
+        return os.fstat(segment.ownership).st_blocks
+
+    before = blocks()
+    segment.records.require(Stretch(0, 1, CHUNK, 0, CHUNK), PAGE)
+    once = blocks()
+    segment.records.require(Stretch(0, 1, CHUNK, 3, CHUNK + 3 * PAGE), PAGE)
+    assert before < once == blocks()
+
+
+def test_freeing_works_when_memory_has_run_out(
+    segment: DramSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(OFFSETS)
+    pages.put(segment)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    segment.records.require(Stretch(0, 1, 0, 0, 0), PAGE)
+    monkeypatch.setattr(segment.records, "require", full)
+    segment.records.write_free(Stretch(0, 2, 0, 0, 0), PAGE)
+    segment.records.write_free(Stretch(0, 4, 2 * CHUNK, 0, 2 * CHUNK), PAGE)  # a hole
+    assert [record is None for record in pages.records(segment)] == [True, True, False]
+
+
+def test_the_generation_survives_the_new_life(segment: DramSegment) -> None:
+    Pages(OFFSETS).put(segment, counter=77)
+    adopted: list[Record] = taken_over(segment).adopted
+    assert {record.generation for record in adopted} == {generation(77)}
