@@ -153,7 +153,7 @@ class Client:
         self.store = KVStore.connect(pool.master, transports=(transport,))
         self.source: Buffer = self.store.buffer(source_bytes)
         fill(self.source.view, SEED)
-        self._ring = Ring(self.source.address, source_bytes)
+        self.ring = Ring(self.source.address, source_bytes)
         self._into = into
         self._chains: dict[tuple[str, int], PageChain] = {}
         self._opened: dict[int, OpenedNamespace] = {}
@@ -182,7 +182,7 @@ class Client:
     def put(self, label: str, turn: int, page_bytes: int, pages: int) -> Sample:
         """Store a batch as one chain."""
         opened, chain = self.opened(page_bytes), self.chain(label, turn, page_bytes, pages)
-        offsets = self._ring.offsets(turn, page_bytes, pages)
+        offsets = self.ring.offsets(turn, page_bytes, pages)
         with _Timed(self._pool, page_bytes * pages) as timed:
             outcomes = self.store.put(opened, chain, self.source, offsets)
         _require(outcomes, Stored, "put")
@@ -193,7 +193,7 @@ class Client:
         opened = self.opened(page_bytes)
         half = pages // 2
         chains = [self.chain(f"{label}/{i}", turn, page_bytes, half) for i in range(2)]
-        offsets = self._ring.offsets(turn, page_bytes, pages)
+        offsets = self.ring.offsets(turn, page_bytes, pages)
         sides = [offsets[:half], offsets[half:]]
 
         def store(side: int) -> Sequence[object]:
@@ -209,7 +209,7 @@ class Client:
         """Store pages one by one, each a chain of its own; the sample is one page's share."""
         opened = self.opened(page_bytes)
         chains = [self.chain(f"{label}/{i}", turn, page_bytes, 1) for i in range(pages)]
-        offsets = self._ring.offsets(turn, page_bytes, pages)
+        offsets = self.ring.offsets(turn, page_bytes, pages)
         results = []
         with _Timed(self._pool, page_bytes * pages) as timed:
             for chain, offset in zip(chains, offsets, strict=True):
@@ -273,8 +273,8 @@ class Client:
 
     def _compare(self, turn: int, page_bytes: int, pages: int) -> None:
         into = self._into.offsets(turn, page_bytes, pages)[0]
-        source = self._ring.offsets(turn, page_bytes, pages)[0]
-        if not same(self._into.address + into, self._ring.address + source, page_bytes * pages):
+        source = self.ring.offsets(turn, page_bytes, pages)[0]
+        if not same(self._into.address + into, self.ring.address + source, page_bytes * pages):
             raise PoolFailed("read: other bytes than were put")
 
 

@@ -38,7 +38,6 @@ SINGLES: Final = (64 * KIB, MIB)
 SINGLES_A_ROUND: Final = 10
 DRAM: Final = "1536MiB"
 SEGMENT_BYTES: Final = 768 * MIB
-OTHER_SOURCE_BYTES: Final = 128 * MIB
 CONFIG: Final = '[worker]\ntransports = ["shm", "tcp", "mooncake"]\n'
 TRANSPORTS: Final = ("shm", "tcp", "mooncake")
 PEERS: Final = {True: "mooncake store", False: "mooncake store, no pool"}
@@ -52,7 +51,6 @@ class Setting:
 
     clients: dict[str, Client]
     requesters: dict[bool, Requester]
-    source: Region
     into: Region
     rounds: int
     quick: bool
@@ -79,14 +77,10 @@ def main() -> int:
         page_tokens=16,
     )
     into = Region(ROTATING_BYTES)
-    source = Region(ROTATING_BYTES, seed=1)
     with MooncakeStore(SEGMENT_BYTES) as peer, Pool(DRAM, CONFIG) as pool:
-        clients = {
-            name: Client(pool, name, ROTATING_BYTES if name == "shm" else OTHER_SOURCE_BYTES, into)
-            for name in TRANSPORTS
-        }
+        clients = {name: Client(pool, name, ROTATING_BYTES, into) for name in TRANSPORTS}
         try:
-            setting = Setting(clients, peer.requesters, source, into, rounds, options.quick)
+            setting = Setting(clients, peer.requesters, into, rounds, options.quick)
             _batches(report, setting)
             _small_batches(report, setting)
             _singles(report, setting)
@@ -155,9 +149,8 @@ def _get_round(setting: Setting, label: str, page_bytes: int, pages: int) -> dic
 
 
 def _memcpy_case(setting: Setting, page_bytes: int, pages: int) -> Case:
-    return Case(
-        "memcpy", lambda turn: memcpy(setting.source, setting.into, turn, page_bytes, pages)
-    )
+    source = setting.clients["shm"].ring
+    return Case("memcpy", lambda turn: memcpy(source, setting.into, turn, page_bytes, pages))
 
 
 def _turns(
