@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, get_args
 
 import pytest
@@ -23,6 +24,7 @@ from kvstore.event_log import read_events, read_header
 from kvstore.exit_codes import ExitCode
 from kvstore.ids import Epoch
 from kvstore.namespace import open_layout
+from kvstore.rpc.address import UnixAddress, parse_address
 from kvstore.wire.messages.reads import GetStatus, Status
 from master.events import Event, Reply, Request, SessionId, SessionOpened
 from master.state import MasterState
@@ -166,6 +168,25 @@ def test_the_death_of_a_part_ends_the_pool(data_dir: Path, part: str) -> None:
         assert code == ExitCode.CHILD_DIED
         assert said.startswith(f"kvharbor: the {part} ended by itself (signal 9)")
         require_ended(parts)
+
+
+def test_strangers_bytes_on_every_port_harm_nothing(data_dir: Path) -> None:
+    random = Random(2)
+    with Up(data_dir) as up:
+        parts = (up.ready["master"], up.ready["worker"])
+        ports = [part[port] for part in parts for port in ("listen", "admin")]
+        for address in [*ports, f"unix:{up.ready['worker']['unix'].removeprefix('unix:')}"]:
+            for size in (1, 4, 16, 300, 70_000):
+                where = parse_address(address)
+                target = where.path if isinstance(where, UnixAddress) else (where.host, where.port)
+                family = socket.AF_UNIX if isinstance(where, UnixAddress) else socket.AF_INET
+                with socket.socket(family, socket.SOCK_STREAM) as stranger:
+                    stranger.connect(target)
+                    with suppress(ConnectionError):  # it may hang up before it has all
+                        stranger.sendall(random.randbytes(size))
+        with KVStore.connect(up.master) as store:
+            store_chain(store)
+        assert up.end() == (ExitCode.OK, "")
 
 
 def test_a_signal_that_is_ignored_stops_nothing(data_dir: Path) -> None:
