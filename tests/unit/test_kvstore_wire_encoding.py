@@ -99,3 +99,18 @@ def test_more_than_a_frame_is_refused_both_ways() -> None:
 def test_what_cannot_travel_is_the_callers_error(message: Message) -> None:
     with pytest.raises(BadValue, match=type(message).__name__):
         encode(message)
+
+
+@pytest.mark.parametrize("filler", [b"\x91", b"\xdd\x00\x00\x00\x01", b"\x81\x01", b"\xc4\x00"])
+@pytest.mark.parametrize("start", [b"", b"\x93\x33", b"\x92\x22"])
+def test_the_largest_garbage_is_refused_without_reading_on(start: bytes, filler: bytes) -> None:
+    """Deep or long, at any place: quadratic or recursive work would never end here."""
+    body = start + filler * ((BODY_BYTES_MAX - len(start)) // len(filler))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            decode(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 1024
