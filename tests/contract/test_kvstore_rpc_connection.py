@@ -6,6 +6,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from kvstore.errors import (
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.frame_socket import FrameSocket
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.rpc.link import MasterLink
 from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameKind
 from kvstore.wire.messages.hello import Done, Welcome
 from kvstore.wire.messages.namespaces import NamespaceOpened
@@ -302,3 +304,21 @@ def test_many_connections_of_many_threads(loop: str) -> None:
         assert sum(pool.map(client, range(24))) == 24 * calls
         gone = {server.closed.get(timeout=PATIENCE_S) for _ in range(24)}
     assert gone == {str(number) for number in range(24)}
+
+
+def test_a_link_survives_the_restart_of_its_master(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/master"
+    probe, one = Probe(b"", bytes(32)), Probed(b"\1")
+    with closing(MasterLink([address], ENGINE)) as link:
+        with RunningServer(BLUE, address):
+            assert link.call(probe, PATIENCE_S) == one
+            assert link.epoch == 3
+        with RunningServer(replace(BLUE, epoch=4), address) as server:
+            assert link.call(probe, PATIENCE_S) == one
+            assert link.epoch == 4
+            assert server.hellos[0].session == link.identity.session
+        with pytest.raises(DeadlineExceeded, match="cannot reach"):
+            link.call(probe, 0.1)
+        # A master that was restored from an older state is not believed.
+        with RunningServer(BLUE, address), pytest.raises(DeadlineExceeded, match="epoch 3, but 4"):
+            link.call(probe, 0.1)
