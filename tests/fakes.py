@@ -79,6 +79,7 @@ class LoopbackTransport:
         """Bring what the span names, verified like the real ones do."""
         del timeout_s
         if self.closed:
+            into.wipe(span.places, span.part_bytes)
             return all_of(Outcome.TRANSPORT, len(span))
         outcomes = bytearray()
         columns = zip(

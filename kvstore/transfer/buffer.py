@@ -47,28 +47,28 @@ class Buffer:
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         # The map lives as long as views of it do: this one until close, and those of callers.
         whole = mmap.mmap(self._fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        view = memoryview(whole)[:size_bytes]
-        self._memory = Memory(view, address_of(view), self)
+        self._view = memoryview(whole)[:size_bytes]
+        self._address = address_of(self._view)
         # First touch runs at a tenth of memory speed: it is paid here, not by the first put.
-        populate(self._memory.address, length, _MADV_POPULATE_WRITE)
+        populate(self._address, length, _MADV_POPULATE_WRITE)
 
     @property
     def view(self) -> memoryview:
         """The whole buffer, writable. BufferClosed once it was closed."""
         self._check_open()
-        return self._memory.view
+        return self._view
 
     @property
     def address(self) -> int:
         """Where the buffer lies in this process."""
         self._check_open()
-        return self._memory.address
+        return self._address
 
     @property
     def memory(self) -> Memory:
         """The buffer as source or destination of a transfer."""
         self._check_open()
-        return self._memory
+        return Memory(self._view, self._address, self)
 
     @property
     def closed(self) -> bool:
@@ -83,7 +83,7 @@ class Buffer:
             self._check_open()
             self._uses += 1
         try:
-            yield self._memory
+            yield Memory(self._view, self._address, self)
         finally:
             with self._idle:
                 self._uses -= 1
@@ -116,7 +116,7 @@ class Buffer:
             calls, self._on_close = self._on_close, []
         for call in calls:
             call(self.number)
-        self._memory = Memory(memoryview(b""), 0)
+        self._view = memoryview(b"")
         self._finalizer()
 
     def _check_open(self) -> None:
