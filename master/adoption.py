@@ -14,7 +14,7 @@ from kvstore.segment import size_class_of
 from master.extent_allocator import Occupant
 from master.orders import OrderKind
 from master.packed import pack_words
-from master.puts import fill
+from master.puts import fill, watch_incomplete
 from master.run import Copy, Run
 
 if TYPE_CHECKING:
@@ -122,6 +122,9 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     )
     found = fill(core, tree, keys, piece)
     assert found == len(group), (found, len(group))
+    if tree.parts > 1:
+        page_bytes = known.namespace.page_bytes
+        watch_incomplete(core, tree, keys, core.tunables.put_timeout_s(page_bytes * len(group)))
 
 
 def _make_nodes(core: Core, segment: Segment, tree: Tree, parent: bytes, keys: bytes) -> None:

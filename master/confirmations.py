@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ExtentsConfirmed
+from master import removal, suspects
 from master.orders import Order, OrderKind
 
 if TYPE_CHECKING:
@@ -33,9 +34,13 @@ def confirm(core: Core, command: CommandId, reply: Message | None) -> None:
         core.counters["orders_unanswered"] += 1
         core.orders.give_at(order, core.now + RETRY_UNANSWERED_S)
         return
-    outcomes = reply.outcomes
-    if order.kind in _EVENTS:
-        _released(core, order, outcomes)
+    match order.kind:
+        case OrderKind.FREE | OrderKind.FENCE:
+            _released(core, order, reply.outcomes)
+        case OrderKind.RETIRE:
+            removal.record_written(core, order, reply.outcomes)
+        case OrderKind.CHECK:
+            suspects.checked(core, order, reply.outcomes)
 
 
 def _released(core: Core, order: Order, outcomes: bytes) -> None:

@@ -13,11 +13,13 @@ from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.ids import Epoch, generation_of
 from kvstore.lease import granter_release_s
+from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master.events import Persist, Reply, SessionId, TicketId
 from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.placing import Ranking
+from master.removal import Removals
 from master.tombstones import Tombstones
 from master.waiting import WaitingPuts
 from master.wheel import Wheel
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
 
     from kvstore.errors import KVStoreError
     from kvstore.wire.messages.base import Message
+    from master.directory import Tree
     from master.events import Action
     from master.inventory import Comparison
     from master.membership import Worker
-    from master.plans import Plan, Put
+    from master.plans import Incomplete, Plan, Put
     from master.run import Run
     from master.segments import Segment
     from master.sessions import Caller, Owner, Session
+    from master.suspects import Suspect
     from master.tunables import Tunables
 
 EXPIRY_GRAIN_S: Final = 0.25
@@ -73,14 +77,23 @@ class Core:
         self.placement = registry.placement(tunables.placement)
 
         self.ranking = Ranking()
-        self.wanted_bytes: Counter[int] = Counter()
+        self.removals = Removals()
+        self.suspects: set[Suspect] = set()
+        """Copies that a reader reported and that are being checked."""
+        self.pressed: dict[Segment, None] = {}
+        """Segments above their high watermark, until they are below the low one."""
+        self.wanted_bytes: dict[int, int] = {}
         """Bytes that puts found no room for since room was last made, by size class."""
+        self.reclaim_at_s = NOT_STARTED
+        """Making room is not tried before: the last try found nothing that could go."""
+        self.incomplete: Wheel[Incomplete] = Wheel(PUT_GRAIN_S)
 
         self.comparisons: dict[str, Comparison] = {}
         """Inventories under way, by segment."""
         self.jobs: deque[Iterator[None]] = deque()
         """Long work, cut in steps; each runs a step in turn."""
 
+        self._sample = int(epoch)
         self._generations = 0
         self._tickets = 0
         self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
@@ -122,6 +135,34 @@ class Core:
         if asked is None:
             return self.tunables.page_ttl_s
         return min(max(asked, limits.PAGE_TTL_MIN_S), limits.PAGE_TTL_MAX_S)
+
+    def press(self, segment: Segment) -> None:
+        """Note that a segment was filled further."""
+        used = segment.allocator.used_bytes
+        if used > self.tunables.watermark_high * segment.geometry.payload_bytes:
+            self.pressed[segment] = None
+
+    def want_room(self, size_class: int, wanted: int) -> None:
+        """Note that a put found no room, as far as what is about to be freed will not do."""
+        coming = sum(
+            segment.allocator.bytes_in[ExtentState.RETIRED]
+            for segment in self.segments.values()
+            if segment.takes_puts
+        )
+        if wanted > coming:
+            known = self.wanted_bytes.get(size_class, 0)
+            self.wanted_bytes[size_class] = max(known, wanted - coming)
+
+    def tree(self, namespace: int) -> Tree:
+        """The pages of the namespace of this ordinal, which is known."""
+        known = self.namespaces.by_ordinal(namespace)
+        assert known is not None, namespace
+        return known.tree
+
+    def sample(self) -> int:
+        """The next of a fixed sequence of 64-bit numbers, for sampling (Knuth's MMIX LCG)."""
+        self._sample = (self._sample * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return self._sample
 
     def start(self, job: Iterator[None]) -> None:
         """Do the first step of a job now, the others bit by bit."""

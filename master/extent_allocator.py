@@ -50,6 +50,8 @@ class Chunk(msgspec.Struct, gc=False, eq=False):
     """Slot at which the search for free ones goes on."""
     place: int = 0
     """Index in the allocator's list of chunks."""
+    closed: bool = False
+    """Nothing is planned here: the chunk is being emptied."""
 
     def key(self, slot: int) -> bytes:
         """Key of the page in `slot`."""
@@ -230,6 +232,26 @@ class ExtentAllocator:
             spans.append(Span(chunk, slot, count))
         return spans
 
+    def close(self, chunk: Chunk) -> None:
+        """Plan nothing in this chunk any more, so that it empties."""
+        chunk.closed = True
+        self._open[chunk.size_class].pop(chunk.start, None)
+
+    def reopen(self, chunk: Chunk) -> None:
+        """Plan in this chunk again, if it is not gone."""
+        chunk.closed = False
+        if chunk.free and self.chunks.get(chunk.start) is chunk:
+            self._open[chunk.size_class][chunk.start] = chunk
+
+    def chunks_within(self, start: int, size_bytes: int) -> list[Chunk]:
+        """Chunks that overlap this aligned piece: one that holds it, or those inside it."""
+        stop = start + size_bytes
+        return [
+            chunk
+            for chunk in self.chunk_list
+            if chunk.start < stop and start < chunk.start + chunk.frames * self.geometry.frame_bytes
+        ]
+
     def _chunk_with_room(self, size_class: int) -> Chunk | None:
         held = self._open.get(size_class)
         if held:
@@ -263,11 +285,11 @@ class ExtentAllocator:
 
     def _took(self, chunk: Chunk, count: int) -> None:
         chunk.free -= count
-        if not chunk.free:
+        if not chunk.free and not chunk.closed:
             del self._open[chunk.size_class][chunk.start]
 
     def _gave(self, chunk: Chunk, count: int) -> None:
-        if not chunk.free:
+        if not chunk.free and not chunk.closed:
             self._open[chunk.size_class][chunk.start] = chunk
         chunk.free += count
         if chunk.free == chunk.slots:
@@ -275,7 +297,7 @@ class ExtentAllocator:
 
     def _give_back(self, chunk: Chunk) -> None:
         del self.chunks[chunk.start]
-        del self._open[chunk.size_class][chunk.start]
+        self._open[chunk.size_class].pop(chunk.start, None)
         last = self.chunk_list.pop()
         if last is not chunk:
             self.chunk_list[chunk.place] = last
@@ -305,7 +327,11 @@ class ExtentAllocator:
     def _check_chunk(self, place: int, chunk: Chunk) -> None:
         free = chunk.states.count(FREE)
         is_open = chunk.start in self._open.get(chunk.size_class, {})
-        if (chunk.place, chunk.free, is_open) != (place, free, free > 0) or free == chunk.slots:
+        if (chunk.place, chunk.free, is_open) != (
+            place,
+            free,
+            free > 0 and not chunk.closed,
+        ) or free == chunk.slots:
             raise InvariantBroken(f"I17: chunk {chunk.start} counts {chunk.free} free of {free}")
 
     def _check_counts(self) -> None:

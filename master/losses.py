@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.replica import ExtentEvent, ExtentState
 from master.extent_allocator import Span
 from master.puts import fail_plan, prune
+from master.removal import holder_away
 from master.segments import SegmentState
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def detach_segment(core: Core, segment: Segment) -> None:
     if segment.allocator.bytes_in[ExtentState.RETIRED]:
         # When each of these may be freed was known to its order only.
         segment.free_not_before_s = max(segment.free_not_before_s, core.lease_end_s())
+    core.suspects = {each for each in core.suspects if each.segment is not segment}
+    holder_away(core, segment)
     core.orders.drop(segment)
 
 
@@ -75,7 +78,8 @@ def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:
     for done, slot in enumerate(chunk.slots_in(ExtentState.SEALED, first)):
         if done == SLOTS_PER_STEP:
             return slot
-        drop_copy(core, segment, chunk, slot)
+        leased_until_s = drop_copy(core, segment, chunk, slot)
+        segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
         span = Span(chunk, slot, 1)
         segment.allocator.apply(span, ExtentEvent.RETIRED)
         segment.allocator.apply(span, ExtentEvent.FREED)
@@ -83,18 +87,19 @@ def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:
     return -1
 
 
-def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> None:
-    """Take the copy in this SEALED slot out of the tree; the slot itself is the caller's."""
+def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
+    """Take the copy in this SEALED slot out of the tree; the slot itself is the caller's.
+
+    Returns until when leases on it may run.
+    """
     key = chunk.key(slot)
-    known = core.namespaces.by_ordinal(chunk.namespaces[slot])
-    assert known is not None, key
-    run = known.tree.get(key)
+    tree = core.tree(chunk.namespaces[slot])
+    run = tree.get(key)
     assert run is not None, key
     page, offset = run.page_of(key), chunk.offset(slot)
     for copy in run.copies:
         if copy.segment is segment and copy.generation(page) and copy.offset(page) == offset:
-            segment.free_not_before_s = max(segment.free_not_before_s, run.leased_until_s)
             run.clear(copy, page)
-            prune(core, known.tree, run)
-            return
+            prune(core, tree, run)
+            return run.leased_until_s
     raise AssertionError(f"no copy of {key.hex()} at {offset} in {segment.id}")

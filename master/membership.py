@@ -173,26 +173,28 @@ def session_closed(core: Core, session: Session) -> None:
 def lose_silent_workers(core: Core) -> None:
     """Lose the workers that were silent for too long, forget those lost for much longer."""
     for worker in list(core.workers.values()):
-        silent_s = core.now - worker.heard_s
-        if not worker.lost and silent_s >= core.tunables.worker_lost_after_s:
+        if core.now < _patience_ends_s(core, worker):
+            continue
+        if worker.lost:
+            for segment in list(worker.segments.values()):
+                _forget_segment(core, segment)
+            del core.workers[worker.id]
+        else:
             worker.lost = True
             detach(core, worker)
             for segment in worker.segments.values():
                 lose_segment(core, segment)
             forget_ranking(core)
             core.counters["workers_lost"] += 1
-        elif worker.lost and silent_s >= core.tunables.segment_forget_s:
-            for segment in list(worker.segments.values()):
-                _forget_segment(core, segment)
-            del core.workers[worker.id]
+
+
+def _patience_ends_s(core: Core, worker: Worker) -> float:
+    tunables = core.tunables
+    patience_s = tunables.segment_forget_s if worker.lost else tunables.worker_lost_after_s
+    return worker.heard_s + patience_s
 
 
 def next_loss_s(core: Core) -> float:
     """When the next worker will have been silent for too long."""
-    tunables = core.tunables
-    limits_s = (
-        worker.heard_s
-        + (tunables.segment_forget_s if worker.lost else tunables.worker_lost_after_s)
-        for worker in core.workers.values()
-    )
-    return min(limits_s, default=float("inf"))
+    ends_s = (_patience_ends_s(core, worker) for worker in core.workers.values())
+    return min(ends_s, default=float("inf"))

@@ -164,6 +164,7 @@ class Planner:
                 open=count,
                 page_in_chain=at,
             )
+            core.press(segment)
             core.plans[generation] = self._put.plans[generation] = plan
             plans.append(plan)
             at += count

@@ -118,3 +118,13 @@ class Plan(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"Plan({self.generation:#x}, part {self.part}, {self.open} of {len(self)} open)"
+
+
+class Incomplete(msgspec.Struct, eq=False):
+    """Pages of which some parts are sealed and others are not, once their plans are closed."""
+
+    namespace: int
+    keys: bytes
+    timeout_s: float
+    """How long after the last progress of a page its sealed parts are kept."""
+    bucket: int = NOWHERE

@@ -20,7 +20,7 @@ from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
 from master.orders import OrderKind
 from master.packed import WORD, split_keys, word, words
 from master.planning import Planner
-from master.plans import OPEN, Plan, PlanPage, Put
+from master.plans import OPEN, Incomplete, Plan, PlanPage, Put
 from master.run import Copy, Run
 from master.segments import Segment, SegmentState
 from master.sessions import Caller
@@ -68,8 +68,8 @@ def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> No
     except BadValue:
         fail_put(core, put)
         raise
-    if planner.wanted_bytes:
-        core.wanted_bytes.update(planner.wanted_bytes)
+    for size_class, wanted in planner.wanted_bytes.items():
+        core.want_room(size_class, wanted)
     blocked = bool(planner.blocked_on or planner.wanted_bytes)
     if blocked and not put.plans and message.wait and core.now < deadline_s:
         if not core.waiting.is_full:
@@ -234,8 +234,9 @@ def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes)
     offsets = plan.offsets[first * WORD : (first + count) * WORD]
     columns = offsets, word(plan.generation) * count, checksums
     piece = Copy(plan.part, plan.segment, plan.part_bytes, *columns, absent=0)
-    tree = _tree_of(core, plan)
-    assert fill(core, tree, keys, piece) == count, plan  # pages of an open plan are in the tree
+    tree = core.tree(plan.namespace)
+    found = fill(core, tree, keys, piece)
+    assert found == count, plan  # pages of an open plan are in the tree
     core.waiting.wake_pages(split_keys(keys))
     if not plan.open:
         _close_plan(core, plan)
@@ -254,12 +255,6 @@ def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> int:
     return found
 
 
-def _tree_of(core: Core, plan: Plan) -> Tree:
-    known = core.namespaces.by_ordinal(plan.namespace)
-    assert known is not None, plan
-    return known.tree
-
-
 def _close_plan(core: Core, plan: Plan) -> list[Run]:
     """Forget a plan without open pages; the runs that it was part of."""
     assert not plan.open, plan
@@ -271,13 +266,21 @@ def _close_plan(core: Core, plan: Plan) -> list[Run]:
         owner = core.owners.get(put.owner)
         if owner is not None:
             owner.puts.pop(put.request, None)
-    tree = _tree_of(core, plan)
+    tree = core.tree(plan.namespace)
     runs = [stretch.run for stretch in tree.stretches(plan.keys)]
     for run in runs:
         run.plans = tuple(other for other in run.plans if other is not plan)
         if run.bucket == NOWHERE:
             core.expiry.place(run, max(core.now, run.expires_s))
+    if tree.parts > 1 and any(0 in run.readable(tree.parts, core.version) for run in runs):
+        watch_incomplete(core, tree, plan.keys, put.timeout_s)
     return runs
+
+
+def watch_incomplete(core: Core, tree: Tree, keys: bytes, timeout_s: float) -> None:
+    """Look at these pages again when their other parts have had time to come."""
+    watched = Incomplete(tree.namespace, keys, timeout_s)
+    core.incomplete.place(watched, core.now + timeout_s)
 
 
 def fail_pages(core: Core, plan: Plan, first: int, count: int) -> None:
@@ -292,7 +295,7 @@ def fail_pages(core: Core, plan: Plan, first: int, count: int) -> None:
     plan.close(first, count, PlanPage.FAILED)
     core.counters["pages_failed"] += count
     keys = plan.keys[first * KEY_BYTES : (first + count) * KEY_BYTES]
-    tree = _tree_of(core, plan)
+    tree = core.tree(plan.namespace)
     runs = [stretch.run for stretch in tree.stretches(keys)]
     if not plan.open:
         runs = _close_plan(core, plan)

@@ -12,7 +12,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
-from master.packed import NO_WORD, WORD, index_of, words
+from master.packed import WORD, index_of, words
 from master.plans import Plan
 from master.segments import Segment
 from master.wheel import NOWHERE
@@ -56,12 +56,12 @@ class Copy(msgspec.Struct, gc=False, eq=False):
         self.checksums = self.checksums[:a] + piece.checksums + self.checksums[b:]
         self.absent -= len(piece.offsets) // WORD
 
-    def clear(self, page: int) -> None:
-        """Make one present page absent."""
-        a, b = page * WORD, (page + 1) * WORD
-        assert self.generations[a:b] != NO_WORD, page
-        self.generations = self.generations[:a] + NO_WORD + self.generations[b:]
-        self.absent += 1
+    def clear(self, first: int, count: int) -> None:
+        """Make these pages absent, whether or not they are."""
+        a, b = first * WORD, (first + count) * WORD
+        gone = words(self.generations[a:b])
+        self.absent += count - gone.count(0)
+        self.generations = self.generations[:a] + bytes(b - a) + self.generations[b:]
 
     def generation(self, page: int) -> int:
         """Generation of one page, 0 when it is absent."""
@@ -174,10 +174,10 @@ class Run(msgspec.Struct, gc=False, eq=False):
             piece.absent = pages - count
         self.copies = (*self.copies, piece)
 
-    def clear(self, copy: Copy, page: int) -> None:
-        """Forget that `copy` holds this page; the copy itself goes with its last one."""
+    def clear(self, copy: Copy, first: int, count: int = 1) -> None:
+        """Forget that `copy` holds these pages; the copy itself goes with its last one."""
         self.mask_version = NEVER
-        copy.clear(page)
+        copy.clear(first, count)
         if copy.absent == len(self):
             self.copies = tuple(other for other in self.copies if other is not copy)
 

@@ -29,6 +29,7 @@ class Segment:
 
     __slots__ = (
         "allocator",
+        "draining",
         "free_not_before_s",
         "held",
         "host",
@@ -66,6 +67,8 @@ class Segment:
         self.free_not_before_s = 0.0
         """No extent that an inventory lists is freed before: old leases may run (I9)."""
         self.lost_at_s = 0.0
+        self.draining = False
+        """Chunks are being emptied so that another class can have their frames."""
 
     @property
     def geometry(self) -> Geometry:

@@ -18,8 +18,29 @@ from kvstore.wire.messages.membership import (
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
-from kvstore.wire.messages.reads import GetStatus, Lookup, MatchPrefix, Probe, RenewLease
-from master import confirmations, inventory, membership, namespaces, puts, reads, status, tombstones
+from kvstore.wire.messages.reads import (
+    GetStatus,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    Remove,
+    RenewLease,
+    ReportSuspect,
+)
+from master import (
+    confirmations,
+    incomplete,
+    inventory,
+    membership,
+    namespaces,
+    puts,
+    reads,
+    reclaim,
+    removal,
+    status,
+    suspects,
+    tombstones,
+)
 from master.core import Core
 from master.event_ring import EventRing
 from master.events import (
@@ -61,6 +82,8 @@ def _handlers() -> dict[type[Message], Handler]:
     on(Lookup, reads.lookup)
     on(Probe, reads.probe)
     on(RenewLease, reads.renew_lease)
+    on(ReportSuspect, suspects.report_suspect)
+    on(Remove, removal.remove)
     on(GetStatus, status.get_status)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
@@ -128,6 +151,10 @@ class MasterState:
                 core.put_deadlines.next_s(),
                 core.waiting.by_deadline.next_s(),
                 core.orders.next_s(),
+                core.removals.deadlines.next_s(),
+                core.incomplete.next_s(),
+                core.expiry.next_s(),
+                reclaim.next_reclaim_s(core),
                 membership.next_loss_s(core),
             ),
         )
@@ -179,14 +206,16 @@ class MasterState:
         membership.lose_silent_workers(core)
         puts.fail_overdue_puts(core)
         puts.answer_overdue_waits(core)
+        removal.answer_overdue_removals(core)
         core.orders.queue_due(core.now)
         core.run_jobs(STEPS_PER_TICK)
+        incomplete.drop_incomplete(core)
+        reclaim.expire_runs(core)
+        reclaim.make_room(core)
 
     def _follow_up(self) -> None:
         """What every event may have made possible or necessary."""
         core = self.core
         puts.retry_woken(core)
+        removal.store_tombstones(core)
         core.orders.dispatch(core.actions)
-        values, deletes = core.tombstones.take_dirty()
-        if values or deletes:
-            core.persist(values, deletes)

@@ -1,0 +1,95 @@
+"""Emptying chunks of one size class so that another class can have their frames.
+
+Without it a pool that was filled with pages of one size would never take another size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.replica import ExtentState
+from master.victims import evict_pages, may_go
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from master.core import Core
+    from master.extent_allocator import Chunk
+    from master.segments import Segment
+
+CANDIDATES: Final = 4
+HEAT_SAMPLES: Final = 4
+STEP_RUNS: Final = 16
+
+
+def drain_piece(core: Core, segment: Segment, size_class: int) -> int:
+    """Start to empty the coldest of some pieces that a chunk of this class needs; its bytes.
+
+    0 when nothing can be emptied, or when this is under way already.
+    """
+    allocator = segment.allocator
+    if segment.draining or not allocator.chunk_list:
+        return 0
+    piece_bytes = segment.geometry.chunk_span(size_class)
+    starts = {
+        allocator.chunk_list[core.sample() % len(allocator.chunk_list)].start
+        // piece_bytes
+        * piece_bytes: None
+        for _ in range(CANDIDATES)
+    }
+    pieces = [allocator.chunks_within(start, piece_bytes) for start in starts]
+    other = [piece for piece in pieces if all(c.size_class != size_class for c in piece)]
+    if not other:
+        return 0
+    coldest = min(other, key=lambda piece: _heat(core, piece))
+    segment.draining = True
+    core.start(_drain(core, segment, coldest))
+    return piece_bytes
+
+
+def _heat(core: Core, chunks: list[Chunk]) -> float:
+    """The highest score among some pages of these chunks."""
+    scores = [float("-inf")]
+    for chunk in chunks:
+        for _ in range(HEAT_SAMPLES):
+            slot = chunk.states.find(ExtentState.SEALED, core.sample() % chunk.slots)
+            if slot >= 0:
+                run = core.tree(chunk.namespaces[slot]).get(chunk.key(slot))
+                assert run is not None, (chunk.start, slot)
+                scores.append(run.heat)
+    return max(scores)
+
+
+def _drain(core: Core, segment: Segment, chunks: list[Chunk]) -> Iterator[None]:
+    """A job: evict every page of these chunks with what hangs below; leave what may not go."""
+    for chunk in chunks:
+        segment.allocator.close(chunk)
+    evicted = 0
+    for chunk in chunks:
+        for slot in list(chunk.slots_in(ExtentState.SEALED)):
+            while segment.takes_puts and _is_evicted_below(core, chunk, slot):
+                evicted += 1
+                if evicted % STEP_RUNS == 0:
+                    yield
+    segment.draining = False
+    for chunk in chunks:
+        waits = chunk.states.count(ExtentState.RETIRED) + chunk.states.count(ExtentState.FREE)
+        if waits != chunk.slots:
+            segment.allocator.reopen(chunk)
+
+
+def _is_evicted_below(core: Core, chunk: Chunk, slot: int) -> bool:
+    """Evict one leaf below this page, or it with what follows; False when nothing may go."""
+    if chunk.states[slot] != ExtentState.SEALED:
+        return False
+    tree = core.tree(chunk.namespaces[slot])
+    key = chunk.key(slot)
+    run = leaf = tree.get(key)
+    assert run is not None, key
+    assert leaf is not None, key
+    while tree.has_children(leaf):
+        leaf = next(tree.children(leaf))
+    if not may_go(core, tree, leaf):
+        return False
+    evict_pages(core, leaf, run.page_of(key) if leaf is run else 0)
+    return True

@@ -1,0 +1,101 @@
+"""Making room: pages whose time is up, then victims of the eviction policy, tails first.
+
+A page goes only when nothing hangs below it, no put of it is open and no lease on it runs. Work is
+bounded per call and goes on at the next Tick. See the step table "evict" in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.replica import ExtentState
+from master.draining import drain_piece
+from master.retiring import retire_pages
+from master.victims import evict_some
+
+if TYPE_CHECKING:
+    from master.core import Core
+    from master.segments import Segment
+
+EXPIRED_PER_TICK: Final = 64
+"""Runs."""
+VICTIMS_PER_TICK: Final = 32
+"""Searches for a victim; each costs some tens of microseconds."""
+RETRY_S: Final = 0.05
+"""How long to wait when nothing could go."""
+
+
+def expire_runs(core: Core) -> None:
+    """Drop runs whose time is up, children before parents.
+
+    A run with children or open plans is left out of the wheel: it comes back when it loses the
+    last of them, so that its effective expiry is the maximum over its subtree.
+    """
+    for run in core.expiry.take_due(core.now, EXPIRED_PER_TICK):
+        tree = core.tree(run.namespace)
+        if run.expires_s > core.now:
+            core.expiry.place(run, run.expires_s)
+        elif run.plans or tree.has_children(run):
+            continue
+        elif run.leased_until_s > core.now:
+            core.expiry.place(run, run.leased_until_s)
+        else:
+            core.counters["pages_expired"] += len(run)
+            retire_pages(core, tree, run, 0, len(run))
+
+
+def next_reclaim_s(core: Core) -> float:
+    """When room is to be made again: at once while some is wanted and some was found."""
+    return core.reclaim_at_s if core.pressed or core.wanted_bytes else float("inf")
+
+
+def make_room(core: Core) -> None:
+    """Evict for the puts that found no room, and below the watermarks."""
+    if core.now < core.reclaim_at_s:
+        return
+    searches, freed = VICTIMS_PER_TICK, 0
+    for segment in list(core.pressed):
+        excess = _excess_bytes(core, segment)
+        if excess <= 0:
+            del core.pressed[segment]
+        elif searches > 0:
+            chunks = segment.allocator.chunk_list
+            evicted, searches = evict_some(core, segment, chunks, excess, searches)
+            freed += evicted
+    for size_class in list(core.wanted_bytes):
+        evicted, searches = _serve(core, size_class, searches)
+        freed += evicted
+    if not freed and (core.pressed or core.wanted_bytes):
+        core.reclaim_at_s = core.now + RETRY_S
+        if not core.waiting.any_wants_room:
+            core.wanted_bytes.clear()  # whoever still wants it will ask again
+
+
+def _excess_bytes(core: Core, segment: Segment) -> int:
+    """Bytes to retire until the segment is at its low watermark."""
+    allocator = segment.allocator
+    kept = allocator.used_bytes - allocator.bytes_in[ExtentState.RETIRED]
+    goal = core.tunables.watermark_low * segment.geometry.payload_bytes
+    return int(kept - goal) if segment.takes_puts else 0
+
+
+def _serve(core: Core, size_class: int, searches: int) -> tuple[int, int]:
+    """Evict extents of a class that found no room: (bytes evicted, searches left)."""
+    freed = 0
+    for segment in core.segments.values():
+        wanted = core.wanted_bytes.get(size_class, 0) - freed
+        if wanted <= 0 or searches <= 0:
+            break
+        if not segment.takes_puts or size_class > segment.geometry.chunk_bytes:
+            continue
+        same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
+        evicted, searches = evict_some(core, segment, same, wanted, searches)
+        if not evicted:
+            evicted = drain_piece(core, segment, size_class)
+        freed += evicted
+    left = core.wanted_bytes[size_class] - freed
+    if left > 0:
+        core.wanted_bytes[size_class] = left
+    else:
+        del core.wanted_bytes[size_class]
+    return freed, searches

@@ -1,0 +1,79 @@
+"""Copies that a reader could not verify: their worker checks them, bad ones go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvstore import limits
+from kvstore.replica import ExtentEvent, ExtentState
+from kvstore.segment import size_class_of
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done
+from master.losses import drop_copy
+from master.orders import OrderKind
+from master.segments import Segment
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.reads import ReportSuspect
+    from master.core import Core
+    from master.orders import Order
+    from master.sessions import Caller
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """One copy that is being checked."""
+
+    segment: Segment
+    offset: int
+    generation: int
+
+
+def report_suspect(core: Core, caller: Caller, message: ReportSuspect) -> None:
+    """Have the worker verify this copy, if it is still the one that was read; answer Done."""
+    known = core.namespaces.get(message.namespace)
+    caller.session.must_own(known.namespace.content)
+    core.counters["suspects_reported"] += 1
+    run = known.tree.get(message.key)
+    segment = core.segments.get(message.segment)
+    core.reply(caller, Done())
+    if run is None or segment is None or segment.incarnation != message.incarnation:
+        return
+    page = run.page_of(message.key)
+    for copy in run.copies_of(message.part):
+        if copy.segment is segment and copy.generation(page) == message.generation != 0:
+            _check(core, Suspect(segment, copy.offset(page), message.generation), copy.part_bytes)
+
+
+def _check(core: Core, suspect: Suspect, part_bytes: int) -> None:
+    if not suspect.segment.takes_puts or suspect in core.suspects:
+        return
+    if len(core.suspects) >= limits.SUSPECTS_MAX:  # I7: the next reader will report it again
+        core.counters["suspects_dropped"] += 1
+        return
+    core.suspects.add(suspect)
+    order = core.orders.new(OrderKind.CHECK, suspect.segment, size_class_of(part_bytes))
+    order.offsets.append(suspect.offset)
+    order.generations.append(suspect.generation)
+    core.orders.give(order)
+
+
+def checked(core: Core, order: Order, outcomes: bytes) -> None:
+    """What the worker found; a copy that is bad, and still that copy, goes."""
+    segment = order.segment
+    for offset, generation, outcome in zip(order.offsets, order.generations, outcomes, strict=True):
+        core.suspects.discard(Suspect(segment, offset, generation))
+        if outcome != Outcome.CHECKSUM:
+            continue
+        span = segment.allocator.locate(offset, order.size_class)
+        if span is None or span.chunk.states[span.slot] != ExtentState.SEALED:
+            continue
+        if span.chunk.generations[span.slot] == generation:
+            core.counters["pages_corrupt"] += 1
+            free_at_s = drop_copy(core, segment, span.chunk, span.slot)
+            segment.allocator.apply(span, ExtentEvent.RETIRED)
+            free = core.orders.new(OrderKind.FREE, segment, order.size_class)
+            free.offsets.append(offset)
+            free.generations.append(generation)
+            core.orders.give_at(free, max(core.now, free_at_s))

@@ -1,0 +1,104 @@
+"""Finding what the eviction policy would let go, and letting it go: tails of runs without children.
+
+Samples of sealed extents stand for the whole pool (as good as a heap when each sample is walked to
+a leaf, and without its memory). Deterministic: the samples are a fixed sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.replica import ExtentState
+from kvstore.segment import size_class_of
+from master.retiring import retire_copy, retire_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from master.core import Core
+    from master.directory import Tree
+    from master.extent_allocator import Chunk
+    from master.run import Run
+    from master.segments import Segment
+
+SAMPLES: Final = 16
+FRUITLESS_MAX: Final = 4
+"""Searches in a row that may find nothing before the segment is given up for now."""
+DEPTH_MAX: Final = 256
+"""Runs walked from a sample towards the leaves."""
+TAIL_PAGES_MAX: Final = 64
+
+
+def evict_some(
+    core: Core, segment: Segment, chunks: Sequence[Chunk], goal_bytes: int, searches: int
+) -> tuple[int, int]:
+    """Evict from these chunks of a segment until `goal_bytes` will be free.
+
+    Returns (bytes that will be free, searches left).
+    """
+    freed = fruitless = 0
+    while chunks and freed < goal_bytes and searches > 0 and fruitless < FRUITLESS_MAX:
+        searches -= 1
+        victim = find_victim(core, chunks)
+        if victim is None:
+            fruitless += 1
+            continue
+        fruitless = 0
+        freed += evict_tail(core, segment, victim, goal_bytes - freed)
+    return freed, searches
+
+
+def find_victim(core: Core, chunks: Sequence[Chunk]) -> Run | None:
+    """The leaf of lowest score among some samples; None when none of them may go."""
+    best: Run | None = None
+    for _ in range(SAMPLES):
+        number = core.sample() >> 16
+        chunk = chunks[number % len(chunks)]
+        slot = chunk.states.find(ExtentState.SEALED, (number >> 24) % chunk.slots)
+        if slot < 0:
+            slot = chunk.states.find(ExtentState.SEALED)
+            if slot < 0:
+                continue
+        leaf = _leaf(core, chunk, slot)
+        if leaf is not None and (best is None or leaf.heat < best.heat):
+            best = leaf
+    return best
+
+
+def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
+    """The first leaf below this extent's page, if it may go."""
+    tree = core.tree(chunk.namespaces[slot])
+    run = tree.get(chunk.key(slot))
+    assert run is not None, (chunk.start, slot)
+    depth = 0
+    while tree.has_children(run) and depth < DEPTH_MAX:
+        run = next(tree.children(run))
+        depth += 1
+    return run if may_go(core, tree, run) else None
+
+
+def may_go(core: Core, tree: Tree, run: Run) -> bool:
+    """Whether the last pages of `run` may leave the pool now."""
+    return run.leased_until_s <= core.now and not run.plans and not tree.has_children(run)
+
+
+def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
+    """Let go of as many last pages of `run` as `goal_bytes` asks for; the bytes that will be free.
+
+    A copy that is not the last one of its part goes alone; the page stays.
+    """
+    here = [copy for copy in run.copies if copy.segment is segment]
+    others = {c.part for c in run.copies if c.segment is not segment and c.segment.readable}
+    if here and all(copy.part in others and not copy.absent for copy in here):
+        core.counters["copies_evicted"] += len(run)
+        return sum(retire_copy(core, run, copy, 0, len(run)) for copy in here)
+    page_bytes = sum(size_class_of(copy.part_bytes) for copy in here) or 1
+    pages = min(len(run), TAIL_PAGES_MAX, -(-goal_bytes // page_bytes))
+    return evict_pages(core, run, len(run) - pages)
+
+
+def evict_pages(core: Core, run: Run, first: int) -> int:
+    """Let go of every page of a leaf run from `first` on; the bytes that will be free."""
+    core.counters["pages_evicted"] += len(run) - first
+    core.eviction.evicted(run.key(first), run.heat)
+    return retire_pages(core, core.tree(run.namespace), run, first, len(run) - first)

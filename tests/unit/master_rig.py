@@ -1,0 +1,503 @@
+"""A master's core with scripted workers and engines around it: no I/O, time by hand.
+
+The workers keep records as real ones do and answer orders by the documented rules; what they hold
+is compared with what the master believes. `Rig.settle()` lets everything due happen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvstore.ids import KEY_BYTES, ROOT_PARENT, Epoch, Generation, Incarnation, PageKey
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
+from kvstore.record import Record, RecordState, chunk_digest, pack_record
+from kvstore.segment import Geometry, check_geometry, size_class_of
+from kvstore.wire.messages.common import Address, Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import (
+    ChunkDigest,
+    ExtentsConfirmed,
+    FenceExtents,
+    FreeExtents,
+    Heartbeat,
+    InventoryEnd,
+    InventoryRows,
+    InventoryWanted,
+    OfferInventory,
+    RegisterWorker,
+    RetireExtents,
+    SegmentOffer,
+    WorkerAccepted,
+)
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.puts import BeginPut, PlanSpan, PutChain, PutPlans, Sealed, SealedNoted
+from kvstore.wire.messages.reads import Located, MatchPrefix, Probe, Probed, Remove, Removed
+from master.events import (
+    CloseSession,
+    Command,
+    CommandAnswered,
+    Persist,
+    Persisted,
+    Reply,
+    Request,
+    SessionClosed,
+    SessionId,
+    SessionOpened,
+    Tick,
+)
+from master.state import MasterState
+from master.tunables import Tunables
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+    from master.events import Action, Event
+
+TENANT = "tenant"
+CHUNK = 64 * 1024
+"""Four frames of 16 KiB: small enough to fill."""
+
+
+def chain(seed: int, pages: int) -> bytes:
+    """Packed keys of a made-up chain."""
+    return hashlib.shake_128(b"chain %d" % seed).digest(pages * KEY_BYTES)
+
+
+def small_content(parts: int = 1, tenant: str = TENANT) -> Content:
+    """Content whose pages have `parts` parts of 4 KiB each, in `small_layout`."""
+    group = CacheGroup(Attention.FULL, 1, parts, 8, 8)
+    return Content(tenant, f"model-{parts}", "1", "", "float16", (group,), "rope")
+
+
+def small_layout(parts: int = 1) -> Layout:
+    """128 tokens a page and one head a rank: 128 * 16 * 2 bytes = 4 KiB a part."""
+    return Layout(page_tokens=128, tensor_parallel=parts)
+
+
+class FakeWorker:
+    """A pool worker's records and manners."""
+
+    def __init__(self, rig: Rig, name: str, segment: str, geometry: Geometry) -> None:
+        self.rig = rig
+        self.name = name
+        self.segment = segment
+        self.geometry = geometry
+        self.incarnation = 1
+        self.session: SessionId | None = None
+        self.records: dict[int, Record] = {}
+        self.fenced: dict[int, int] = {}
+        self.locked: set[int] = set()
+        self.wanted: list[int] = []
+
+    def connect(self) -> None:
+        """Open a control connection and register."""
+        self.session = self.rig.open("worker", "", self.name)
+        self.register()
+
+    def register(self) -> Message | None:
+        """Register this worker's one segment."""
+        address = Address("tcp", f"{self.name}:1", 1)
+        offer = SegmentOffer(self.segment, self.incarnation, "dram", self.geometry)
+        message = RegisterWorker(self.name, self.name, (address,), (offer,))
+        reply = self.ask(message)
+        assert isinstance(reply, WorkerAccepted), reply
+        return reply
+
+    def ask(self, message: Message) -> Message | None:
+        """Send a request on the control connection."""
+        assert self.session is not None
+        return self.rig.ask(self.session, message)
+
+    def digests(self) -> tuple[ChunkDigest, ...]:
+        """One digest a chunk that is in use."""
+        chunks: dict[tuple[int, int], list[Record]] = {}
+        for offset in sorted(self.records):
+            record = self.records[offset]
+            start = self.geometry.chunk_start(offset, record.size_class)
+            chunks.setdefault((start, record.size_class), []).append(record)
+        return tuple(
+            ChunkDigest(
+                start,
+                size_class,
+                chunk_digest(
+                    ((r.offset - start) // size_class, r.state, r.generation) for r in held
+                ),
+            )
+            for (start, size_class), held in chunks.items()
+        )
+
+    def offer(self) -> InventoryWanted:
+        """Send digests."""
+        reply = self.ask(OfferInventory(self.segment, self.incarnation, self.digests()))
+        reply = self.rig.settled(self.session, reply)
+        assert isinstance(reply, InventoryWanted), reply
+        return reply
+
+    def send_rows(self, start: int) -> None:
+        """Send one chunk's records."""
+        held = [
+            r
+            for _, r in sorted(self.records.items())
+            if self.geometry.chunk_start(r.offset, r.size_class) == start
+        ]
+        rows = b"".join(map(pack_record, held))
+        size_class = held[0].size_class
+        message = InventoryRows(self.segment, self.incarnation, start, size_class, rows)
+        reply = self.rig.settled(self.session, self.ask(message))
+        assert isinstance(reply, Done), reply
+
+    def join(self) -> None:
+        """Register and go through the whole inventory."""
+        self.connect()
+        for start in self.offer().chunk_starts:
+            self.send_rows(start)
+        reply = self.ask(InventoryEnd(self.segment, self.incarnation))
+        assert isinstance(reply, Done), reply
+
+    def restart(self) -> None:
+        """A new life of the same memory: what was being written is FREE."""
+        self.incarnation += 1
+        self.locked.clear()
+        self.fenced.clear()
+        self.records = {
+            offset: msgspec.structs.replace(r, incarnation=Incarnation(self.incarnation))
+            for offset, r in self.records.items()
+            if r.state is not RecordState.RESERVED
+        }
+
+    def leave(self) -> None:
+        """Lose the control connection."""
+        assert self.session is not None
+        self.rig.close(self.session)
+        self.session = None
+
+    def beat(self) -> None:
+        """Show that it lives."""
+        self.ask(Heartbeat(self.name, 1, len(self.locked), 0))
+
+    def write(
+        self, ordinal: int, span: PlanSpan, keys: bytes, parent: bytes, part_bytes: int
+    ) -> Sealed | None:
+        """Pull a plan's pages; the report to send, None when the fence is in the way."""
+        offsets = array("Q", span.offsets)
+        if any(self.fenced.get(offset, 0) >= span.generation for offset in offsets):
+            return None
+        checksums = array("Q")
+        for i, offset in enumerate(offsets):
+            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            checksum = int.from_bytes(key[:8], "little") ^ span.part
+            held = self.records.get(offset)
+            assert held is None or held.generation == span.generation, "overwrites a page"
+            self.records[offset] = Record(
+                RecordState.SEALED, PageKey(key), span.part, Generation(span.generation),
+                Incarnation(self.incarnation), part_bytes, checksum, offset,
+                size_class_of(part_bytes), ordinal, PageKey(parent), 128,
+            )  # fmt: skip
+            checksums.append(checksum)
+            parent = key
+        return Sealed(
+            self.segment, self.incarnation, span.generation, ordinal, span.part, keys,
+            span.offsets, checksums.tobytes(),
+        )  # fmt: skip
+
+    def obey(self, command: Message) -> ExtentsConfirmed:
+        """Carry out an order on extents."""
+        assert isinstance(command, FenceExtents | FreeExtents | RetireExtents), command
+        assert command.segment == self.segment
+        if command.incarnation != self.incarnation:
+            count = len(command.offsets) // 8
+            return ExtentsConfirmed(command.epoch, bytes([Outcome.STALE]) * count)
+        pairs = zip(array("Q", command.offsets), array("Q", command.generations), strict=True)
+        outcomes = bytes(self._obey_one(command, offset, g) for offset, g in pairs)
+        return ExtentsConfirmed(command.epoch, outcomes)
+
+    def _obey_one(self, command: Message, offset: int, generation: int) -> Outcome:
+        record = self.records.get(offset)
+        if isinstance(command, FenceExtents):
+            self.fenced[offset] = max(self.fenced.get(offset, 0), generation)
+        if record is None or record.generation > generation:
+            return Outcome.OK
+        if isinstance(command, RetireExtents):
+            self.records[offset] = msgspec.structs.replace(record, state=RecordState.REMOVED)
+            return Outcome.OK
+        if offset in self.locked:
+            return Outcome.BUSY
+        del self.records[offset]
+        return Outcome.OK
+
+
+class Rig:
+    """One master, its peers and its store."""
+
+    def __init__(
+        self, tunables: Tunables | None = None, epoch: int = 1, now: float = 1000.0
+    ) -> None:
+        self.tunables = tunables or Tunables(cluster="test")
+        self.now = now
+        self.store: dict[str, bytes] = {}
+        self.master = MasterState(self.tunables, Epoch(epoch))
+        self.replies: dict[tuple[SessionId, int], Message] = {}
+        self.commands: list[Command] = []
+        self.persists: list[Persist] = []
+        self.closed: list[SessionId] = []
+        self.holds_persists = False
+        self.holds_commands = False
+        self.workers: dict[str, FakeWorker] = {}
+        self.checks = True
+        self.puts = 0
+        self._sessions = 0
+        self._requests = 0
+        self.engine = self.open("engine", TENANT, "engine")
+
+    def takeover(self, epoch: int) -> None:
+        """Another master, with what was stored; nobody is connected to it."""
+        self.master = MasterState(self.tunables, Epoch(epoch), sorted(self.store.items()))
+        self.replies.clear()
+        self.commands.clear()
+        self.persists.clear()
+        for worker in self.workers.values():
+            worker.session = None
+        self.engine = self.open("engine", TENANT, "engine")
+
+    def send(self, event: Event) -> None:
+        """Handle one event, carry its actions out, and check everything."""
+        self._carry_out(self.master.handle(event, self.now))
+        if self.checks:
+            self.master.check_invariants()
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Reply():
+                    self.replies[action.session, action.request_id] = action.message
+                case Command():
+                    self.commands.append(action)
+                case Persist():
+                    self.persists.append(action)
+                case CloseSession():
+                    self.closed.append(action.session)
+        if not self.holds_persists:
+            self.store_all()
+        if not self.holds_commands:
+            self.obey_all()
+
+    def store_all(self) -> None:
+        """Let every pending write become durable."""
+        pending, self.persists = self.persists, []
+        for persist in pending:
+            self.store.update(persist.puts)
+            for key in persist.deletes:
+                self.store.pop(key, None)
+            self.send(Persisted(persist.ticket))
+
+    def obey_all(self) -> None:
+        """Let the workers carry out and answer every pending command."""
+        pending, self.commands = self.commands, []
+        for command in pending:
+            self.obey(command)
+
+    def obey(self, command: Command) -> None:
+        """Let one command be carried out and answered; None when its worker is not there."""
+        worker = next((w for w in self.workers.values() if w.session == command.session), None)
+        reply = None if worker is None else worker.obey(command.message)
+        self.send(CommandAnswered(command.command, reply))
+
+    def open(self, role: str, tenant: str, name: str, token: bytes = b"") -> SessionId:
+        """Open a session; its token is its own unless given."""
+        self._sessions += 1
+        session = SessionId(self._sessions)
+        self.send(SessionOpened(session, role, tenant, name, token or b"token %d" % session))
+        return session
+
+    def close(self, session: SessionId) -> None:
+        """End a session."""
+        self.send(SessionClosed(session))
+
+    def ask(self, session: SessionId, message: Message) -> Message | None:
+        """Send a request; its reply, None when it is held back."""
+        self._requests += 1
+        self.send(Request(session, self._requests, message))
+        return self.reply(session, self._requests)
+
+    def reply(self, session: SessionId, request_id: int) -> Message | None:
+        """Take the reply to a request."""
+        return self.replies.pop((session, request_id), None)
+
+    @property
+    def last_request(self) -> int:
+        """Id of the request that was sent last."""
+        return self._requests
+
+    def settled(self, session: SessionId | None, reply: Message | None) -> Message | None:
+        """The reply to the last request, after as many ticks as a job may take."""
+        request = self._requests
+        for _ in range(100):
+            if reply is not None or session is None:
+                return reply
+            self.tick()
+            reply = self.reply(session, request)
+        raise AssertionError("no reply")
+
+    def tick(self, after_s: float = 0.0) -> None:
+        """Let time pass."""
+        self.now += after_s
+        self.send(Tick())
+
+    def settle(self) -> None:
+        """Tick until nothing is due now."""
+        for _ in range(1000):
+            if self.master.next_wakeup(self.now) > self.now:
+                return
+            self.tick()
+        raise AssertionError("the master never rests")
+
+    def pass_time(self, seconds: float, step_s: float = 0.25) -> None:
+        """Let time pass with heartbeats and ticks."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step_s)
+            for worker in self.workers.values():
+                if worker.session is not None:
+                    worker.beat()
+            self.tick()
+            self.settle()
+
+    def add_worker(
+        self, name: str = "w1", chunks: int = 16, chunk_bytes: int = CHUNK, *, join: bool = True
+    ) -> FakeWorker:
+        """A worker with one segment."""
+        geometry = check_geometry(chunks * chunk_bytes, chunk_bytes)
+        worker = FakeWorker(self, name, f"{name}-dram", geometry)
+        self.workers[name] = worker
+        if join:
+            worker.join()
+        return worker
+
+    def worker_of(self, segment: str) -> FakeWorker:
+        """The worker that lends this segment."""
+        return next(w for w in self.workers.values() if w.segment == segment)
+
+    def open_namespace(self, parts: int = 1, session: SessionId | None = None) -> OpenedNamespace:
+        """Open a namespace with `parts` parts of 4 KiB."""
+        content, layout = small_content(parts), small_layout(parts)
+        reply = self.ask(session or self.engine, OpenNamespace(content, layout))
+        assert isinstance(reply, NamespaceOpened), reply
+        return OpenedNamespace(self, open_layout(content, layout), reply.ordinal)
+
+
+class OpenedNamespace:
+    """A namespace as an engine uses it."""
+
+    def __init__(self, rig: Rig, namespace: Namespace, ordinal: int) -> None:
+        self.rig = rig
+        self.id = namespace.id
+        self.namespace = namespace
+        self.ordinal = ordinal
+
+    def begin(
+        self,
+        keys: bytes,
+        parent: bytes = ROOT_PARENT,
+        parts: tuple[int, ...] = (0,),
+        *,
+        wait: bool = False,
+        timeout_s: float = 5.0,
+        ttl_s: float | None = None,
+        session: SessionId | None = None,
+        request: bytes | None = None,
+    ) -> Message | None:
+        """Plan a put of one chain; PutPlans, Failure, or None when it waits."""
+        self.rig.puts += 1
+        sizes = tuple(self.namespace.parts[part].size_bytes for part in parts)
+        message = BeginPut(
+            request or self.rig.puts.to_bytes(16, "little"),
+            self.id,
+            (PutChain(parent, keys),),
+            parts,
+            sizes,
+            timeout_s,
+            wait,
+            ttl_s,
+        )
+        return self.rig.ask(session or self.rig.engine, message)
+
+    def plans(
+        self,
+        keys: bytes,
+        parent: bytes = ROOT_PARENT,
+        parts: tuple[int, ...] = (0,),
+        *,
+        ttl_s: float | None = None,
+        session: SessionId | None = None,
+    ) -> PutPlans:
+        """Plan a put that is answered at once."""
+        reply = self.begin(keys, parent, parts, ttl_s=ttl_s, session=session)
+        assert isinstance(reply, PutPlans), reply
+        return reply
+
+    def write(self, plans: PutPlans, keys: bytes, parent: bytes = ROOT_PARENT) -> list[Sealed]:
+        """Let the workers pull all that was granted; their reports, not sent yet."""
+        reports = []
+        for span in plans.spans:
+            at = slice(span.first * KEY_BYTES, (span.first + span.count) * KEY_BYTES)
+            above = keys[at.start - KEY_BYTES : at.start] if span.first else parent
+            worker = self.rig.worker_of(plans.segments[span.segment].segment)
+            size = self.namespace.parts[span.part].size_bytes
+            report = worker.write(self.ordinal, span, keys[at], above, size)
+            if report is not None:
+                reports.append(report)
+        return reports
+
+    def report(self, reports: list[Sealed]) -> list[bytes]:
+        """Send reports; their outcomes."""
+        outcomes = []
+        for report in reports:
+            session = self.rig.worker_of(report.segment).session
+            assert session is not None
+            reply = self.rig.ask(session, report)
+            assert isinstance(reply, SealedNoted), reply
+            outcomes.append(reply.outcomes)
+        return outcomes
+
+    def put(
+        self,
+        keys: bytes,
+        parent: bytes = ROOT_PARENT,
+        parts: tuple[int, ...] = (0,),
+        *,
+        ttl_s: float | None = None,
+    ) -> PutPlans:
+        """Put a chain, all the way."""
+        plans = self.plans(keys, parent, parts, ttl_s=ttl_s)
+        outcomes = self.report(self.write(plans, keys, parent))
+        assert not any(map(any, outcomes)), outcomes
+        return plans
+
+    def probe(self, keys: bytes) -> bytes:
+        """One byte a page: 1 readable."""
+        reply = self.rig.ask(self.rig.engine, Probe(self.id, keys))
+        assert isinstance(reply, Probed), reply
+        return reply.present
+
+    def match(self, keys: bytes, *, lease: bool = True) -> Located:
+        """Match a prefix."""
+        reply = self.rig.ask(self.rig.engine, MatchPrefix(self.id, keys, (), lease))
+        assert isinstance(reply, Located), reply
+        return reply
+
+    def remove(self, keys: bytes) -> bytes | None:
+        """Remove pages; None when the answer is held back."""
+        reply = self.rig.ask(self.rig.engine, Remove(self.id, keys, 5.0))
+        if reply is None:
+            return None
+        assert isinstance(reply, Removed), reply
+        return reply.removed
+
+
+def failure(reply: Message | None) -> Failure:
+    """The reply as a failure."""
+    assert isinstance(reply, Failure), reply
+    return reply
