@@ -1,0 +1,130 @@
+"""What goes wrong, when, and for how long: crashes, pauses, cuts, flipped bits, changes of weather.
+
+Chooses by the options; every fault ends after a while by itself, and all of them on `heal`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.limits import WORKER_LOST_AFTER_S
+from kvstore.record import RecordState
+from tests.simulation.world import FAIR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.simulation import Simulation
+
+TURN_S: Final = 0.5
+"""How often the coin is tossed for each kind of fault."""
+
+
+class Faults:
+    """The nemesis of one simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        """Nothing is wrong yet."""
+        self._simulation = simulation
+        self._world = simulation.world
+        self._random = simulation.world.random
+        self._options = simulation.options
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Let things go wrong from now on."""
+        self._world.weather = self._options.weather
+        self._world.after(TURN_S, self._turn)
+
+    def _turn(self) -> None:
+        if self._is_over:
+            return
+        options, chance = self._options, self._world.chance
+        if chance(options.crashes * TURN_S):
+            self._one(self._crash)
+        if chance(options.pauses * TURN_S):
+            self._one(self._pause)
+        if chance(options.cuts * TURN_S):
+            self._cut()
+        if chance(options.flips * TURN_S):
+            self._flip()
+        self._world.after(self._random.uniform(0.0, 2 * TURN_S), self._turn)
+
+    def _one(self, fault: Callable[[str], None]) -> None:
+        kinds = self._options.fault_kinds
+        names = [n for n in self._world.nodes if n.rstrip("0123456789") in kinds]
+        names = [n for n in names if self._world.is_up(n) and not self._world.nodes[n].paused]
+        if names:
+            fault(self._random.choice(names))
+
+    def _crash(self, name: str) -> None:
+        self._count("crash", name)
+        self._simulation.crash(name)
+        down_s = self._random.choice((0.05, 0.5, 1.0, 4.0))
+        self._world.after(down_s, lambda: self._simulation.restart(name))
+
+    def _pause(self, name: str) -> None:
+        """Around every threshold: heartbeat, half of T, T, put timeout, lease."""
+        self._count("pause", name)
+        half = WORKER_LOST_AFTER_S / 2
+        stopped_s = self._random.choice((0.1, half, 2 * half, 2 * half + 1, 6.0, 12.0))
+        self._world.pause(name)
+        life = self._world.nodes[name].life
+        self._world.after(stopped_s + self._random.random(), lambda: self._resume(name, life))
+
+    def _resume(self, name: str, life: int) -> None:
+        status = self._world.nodes[name]
+        if status.paused and status.life == life:
+            self._world.resume(name)
+
+    def _cut(self) -> None:
+        """One way or both, between two nodes or around one."""
+        nodes = list(self._world.nodes)
+        one = self._random.choice(nodes)
+        others = [n for n in nodes if n != one]
+        if self._random.random() < 0.5:
+            others = [self._random.choice(others)]
+        pairs = {(one, other) for other in others}
+        way = self._random.random()
+        if way < 0.3:
+            pairs = {(other, one) for one, other in pairs}
+        elif way < 0.7:
+            pairs |= {(other, one) for one, other in pairs}
+        self._world.counts["fault cut"] += 1
+        self._world.note(f"cut {sorted(pairs)}")
+        self._world.cut |= pairs
+        self._world.after(self._random.choice((0.3, 1.0, 2.0, 5.0)), lambda: self._mend(pairs))
+
+    def _mend(self, pairs: set[tuple[str, str]]) -> None:
+        self._world.note("mend")
+        self._world.cut -= pairs
+
+    def _flip(self) -> None:
+        memory = self._random.choice(list(self._simulation.checks.memories.values()))
+        sealed = [r for r in memory.all_records() if r.state is RecordState.SEALED]
+        if not sealed:
+            return
+        record = self._random.choice(sealed)
+        self._world.note(f"flip a bit in {memory.segment}+{record.offset}")
+        if self._random.random() < 0.7:
+            self._world.counts["fault flipped payload"] += 1
+            memory.flip_payload_bit(self._random, record)
+        else:
+            self._world.counts["fault flipped record"] += 1
+            memory.flip_record_bit(self._random, record)
+
+    def _count(self, what: str, name: str) -> None:
+        self._world.counts[f"fault {what} {name.rstrip('0123456789')}"] += 1
+
+    def heal(self) -> None:
+        """Everything works again, and goes on working."""
+        self._is_over = True
+        world = self._world
+        world.note("heal")
+        world.weather = FAIR
+        world.cut.clear()
+        for name, status in world.nodes.items():
+            if status.paused:
+                world.resume(name)
+            if not status.up:
+                self._simulation.restart(name)

@@ -1,0 +1,113 @@
+"""What a seed decides before anything happens: sizes, times, weather, and how often what fails.
+
+Printed in full when a run fails, so that a story can be read without the code at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kvstore import limits
+from kvstore.segment import Geometry
+from master.tunables import Tunables
+from tests.simulation.world import FAIR, Weather
+
+CHUNK_BYTES: Final = 64 * limits.KIB
+
+
+@dataclass(frozen=True)
+class Options:
+    """One simulation. Times in seconds, chances between 0 and 1, rates per second."""
+
+    workers: int = 1
+    clients: int = 2
+    hosts: int = 2
+    chunks: int = 4
+    """Of 64 KiB, in each worker's segment."""
+    seconds: float = 20.0
+    """Of faults, before everything heals."""
+    lease_ttl_s: float = 10.0
+    page_ttl_s: float = 30.0
+    weather: Weather = FAIR
+    depth: int = 6
+    branches: int = 6
+    names: int = 12
+    pause_s: float = 0.3
+    """Longest pause of a client between two calls."""
+    threads: int = 1
+    """Calls that a client makes at a time."""
+    removes: float = 0.08
+    views: float = 0.1
+    slow_copy: float = 0.0
+    slow_copy_max_s: float = 3.0
+    slow_pull_s: float = 0.002
+    disturb: float = 0.0
+    persist_delay_max_s: float = 0.02
+    cuts: float = 0.0
+    crashes: float = 0.0
+    pauses: float = 0.0
+    flips: float = 0.0
+    fault_kinds: tuple[str, ...] = ()
+    """Who is crashed and paused: master, worker, client."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of every segment."""
+        return Geometry(self.chunks * CHUNK_BYTES, CHUNK_BYTES)
+
+    @property
+    def tunables(self) -> Tunables:
+        """The master's settings."""
+        return Tunables(
+            lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0
+        )
+
+
+CALM: Final = Options()
+
+
+def weather_of(random: Random) -> Weather:
+    """Some weather: from fair to foul."""
+    return Weather(
+        loss=random.choice((0.0, 0.0, 0.005, 0.03)),
+        duplicate=random.choice((0.0, 0.05)),
+        delay_max_s=random.choice((0.001, 0.01, 0.1)),
+        slow=random.choice((0.0, 0.01, 0.05)),
+        slow_max_s=random.choice((0.5, 2.0, 6.0)),
+        ordered=random.random() < 0.6,
+    )
+
+
+def options_of(seed: int) -> Options:
+    """The options of a seed."""
+    random = Random(seed * 2 + 1)
+    kinds = [kind for kind in ("master", "worker", "client") if random.random() < 0.6]
+    return Options(
+        workers=random.choice((1, 2, 2, 3)),
+        clients=random.choice((2, 3, 4)),
+        hosts=random.choice((1, 2, 3)),
+        chunks=random.choice((2, 3, 4, 6)),
+        seconds=random.choice((10.0, 15.0, 25.0)),
+        lease_ttl_s=random.choice((0.8, 2.0, 10.0)),
+        page_ttl_s=random.choice((1.5, 6.0, 60.0)),
+        weather=weather_of(random),
+        depth=random.choice((3, 6, 10)),
+        branches=random.choice((3, 6, 10)),
+        names=random.choice((4, 12, 24)),
+        pause_s=random.choice((0.1, 0.5, 1.0)),
+        threads=random.choice((1, 2)),
+        removes=random.choice((0.0, 0.08, 0.25)),
+        views=random.choice((0.0, 0.1, 0.3)),
+        slow_copy=random.choice((0.0, 0.01, 0.1)),
+        slow_copy_max_s=random.choice((0.5, 3.0)),
+        slow_pull_s=random.choice((0.002, 0.05, 0.5)),
+        disturb=random.choice((0.0, 0.1)),
+        persist_delay_max_s=random.choice((0.005, 0.5)),
+        cuts=random.choice((0.0, 0.1, 0.3)),
+        crashes=random.choice((0.0, 0.05, 0.2)),
+        pauses=random.choice((0.0, 0.05, 0.2)),
+        flips=random.choice((0.0, 0.0, 0.3)),
+        fault_kinds=tuple(kinds),
+    )

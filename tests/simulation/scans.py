@@ -1,0 +1,142 @@
+"""Checks that look at everything: both cores' own, and master against workers' memory.
+
+Run every so many steps, and when all has come to rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.limits import put_timeout_s
+from kvstore.record import RecordState
+from kvstore.replica import ExtentState
+from tests.simulation import master_view
+
+if TYPE_CHECKING:
+    from master.segments import Segment
+    from tests.simulation.checks import Checks
+    from tests.simulation.master_view import Slot
+    from tests.simulation.memory import SegmentMemory
+
+OWNER_GRACE_S: Final = put_timeout_s(1 << 20) + 1.0
+"""A dead client's plans are gone after this, also where nobody noticed its death (I18)."""
+
+
+def scan(checks: Checks) -> None:
+    """Everything that must hold at any moment."""
+    checks.world.counts["scans"] += 1
+    for worker in checks.workers.values():
+        if worker.core is not None:
+            worker.core.check_invariants()
+    for memory in checks.memories.values():
+        _records_are_disjoint(checks, memory)
+    master = checks.master
+    if master is None or master.core is None:
+        return
+    master.core.check_invariants()
+    for segment in master_view.live_segments(master):
+        memory = checks.memories[segment.id]
+        if memory.incarnation == segment.incarnation:
+            _agrees(checks, segment, memory)
+    _nothing_of_the_dead(checks)
+    checks.leases.forget_ended(checks.world.now)
+
+
+def _records_are_disjoint(checks: Checks, memory: SegmentMemory) -> None:
+    """I5, and I4: sealed bytes are right as long as they are sealed."""
+    end = 0
+    for record in sorted(memory.all_records(), key=lambda each: each.offset):
+        if record.offset < end:
+            checks.fail("I5", f"records overlap in {memory.segment} at {record.offset}")
+        end = record.offset + record.size_class
+        if record.state is RecordState.SEALED and record.offset not in memory.damaged:
+            checks.holds_right_bytes(memory, record)
+
+
+def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory) -> None:
+    """What the master takes for free is free, what it takes for sealed is sealed (I3, I5, I12)."""
+    held = {slot.offset: slot for slot in master_view.slots(segment)}
+    records = {record.offset: record for record in memory.all_records()}
+    for offset, record in records.items():
+        slot = held.get(offset)
+        if offset in memory.damaged:
+            continue
+        if slot is None or slot.size_class != record.size_class:
+            checks.fail("I12", f"{segment.id}+{offset} is free for the master, and holds {record}")
+        elif slot.state is ExtentState.RESERVED and record.generation != slot.generation:
+            checks.fail("I6", f"{segment.id}+{offset} is reserved as {slot}, and holds {record}")
+    for offset, slot in held.items():
+        if slot.state is ExtentState.SEALED and offset not in memory.damaged:
+            _is_sealed(checks, memory, slot)
+    seen: set[tuple[bytes, int, int]] = set()
+    for offset, slot in held.items():
+        there = records.get(offset)
+        if slot.state is ExtentState.SEALED and there is not None:
+            page = (slot.key, slot.namespace, there.part)
+            if page in seen:
+                checks.fail("I14", f"two copies of {slot.key[:4].hex()} in {segment.id}")
+            seen.add(page)
+
+
+def _is_sealed(checks: Checks, memory: SegmentMemory, slot: Slot) -> None:
+    record = memory.record(slot.offset, slot.size_class)
+    if (
+        record is None
+        or record.state is not RecordState.SEALED
+        or (record.key, record.generation) != (slot.key, slot.generation)
+    ):
+        checks.fail("I3", f"{slot} is sealed for the master, and holds {record}")
+
+
+def _nothing_of_the_dead(checks: Checks) -> None:
+    """I18: what a dead client held is gone."""
+    master = checks.master
+    assert master is not None
+    core = master_view.core_of(master)
+    for plan in core.plans.values():
+        died_s = checks.dead_owners.get(plan.put.owner)
+        if died_s is None:
+            continue
+        if checks.world.now > max(died_s, plan.put.progress_s) + OWNER_GRACE_S:
+            checks.fail("I18", f"{plan} of a client that died at {died_s:.3f}")
+
+
+def at_rest(checks: Checks) -> list[str]:
+    """What is still under way although nothing happens any more; empty when all is well."""
+    master = checks.master
+    assert master is not None
+    core = master_view.core_of(master)
+    left: list[str] = []
+    if core.plans:
+        left.append(f"I18: open plans {list(core.plans.values())}")
+    if len(core.waiting):
+        left.append(f"I18: {len(core.waiting)} puts wait")
+    for segment in core.segments.values():
+        if not segment.takes_puts:
+            left.append(f"{segment.id} is {segment.state.value}, session {segment.session}")
+        by_state = segment.allocator.bytes_in
+        left += [
+            f"I17: {by_state[state]} bytes of {segment.id} are {state.name}"
+            for state in (ExtentState.QUARANTINED, ExtentState.RETIRED, ExtentState.RESERVED)
+            if by_state[state]
+        ]
+        if segment.held:
+            left.append(f"held in {segment.id}: {segment.held}")
+    if len(core.tombstones):
+        left.append(f"tombstones: {list(core.tombstones)}")
+    for worker in checks.workers.values():
+        if worker.core is None:
+            left.append(f"{worker.name} is down")
+            continue
+        holdings, pulls = worker.core.holdings, worker.core.pulls
+        for name, what in (
+            ("works", holdings.works),
+            ("held", holdings.held),
+            ("waiting", pulls.waiting),
+            ("reports", pulls.reports),
+            ("unreported", pulls.unreported),
+            ("commands", worker.core.commands.open),
+        ):
+            if what:
+                left.append(f"I18: {worker.name} has {name}: {what}")
+    return left

@@ -1,0 +1,305 @@
+"""A pool worker of the simulation: the real core and record tables, over simulated memory.
+
+Does for `workers.state.WorkerState` what `workers.service` does, in virtual time. Memory outlives
+a crash; everything else is of one life.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from kvstore.errors import CorruptPage
+from kvstore.page import payload_checksum
+from kvstore.record import Record, RecordState, pack_record, unpack_record
+from kvstore.replica import Tier
+from kvstore.wire.messages.base import Message
+from kvstore.wire.messages.common import Address, Outcome
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.membership import InventoryRows
+from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested
+from kvstore.wire.messages.transfers import ReadExtents
+from tests.simulation.rpc import Endpoint
+from tests.simulation.sim_pull import Piece, PullRun, serve_read
+from tests.simulation.tasks import Steps, spawn
+from tests.simulation.worker_links import Greeting, WorkerLinks
+from workers import events
+from workers.extent_table import SegmentTable
+from workers.membership import Profile
+from workers.state import WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.channel import Channel
+    from tests.simulation.checks import Checks
+    from tests.simulation.memory import SegmentMemory
+    from tests.simulation.sim_client import SimClient
+    from tests.simulation.sim_master import SimMaster
+    from tests.simulation.world import World
+
+
+class SimWorker:
+    """One worker process, in all its lives."""
+
+    def __init__(
+        self, world: World, name: str, memories: list[SegmentMemory], checks: Checks
+    ) -> None:
+        """Lend these segments; not started."""
+        self.world = world
+        self.name = name
+        self.checks = checks
+        self.memories: dict[str, SegmentMemory] = {each.segment: each for each in memories}
+        self.master: SimMaster | None = None
+        self.clients: Callable[[str], SimClient] = _no_client
+        self.core: WorkerState | None = None
+        self.pulls: dict[int, PullRun] = {}
+        self.copy_delay_max_s = 0.002
+        self.links = WorkerLinks(self)
+        self.peers: dict[Endpoint, str] = {}
+        """The client at the other end of each data connection."""
+        self._sessions: dict[Endpoint, int] = {}
+        self._requests: dict[int, tuple[Endpoint, int]] = {}
+        self._commands: dict[int, tuple[Endpoint, int]] = {}
+        self._last = 0
+        self._alarm_at_s = math.inf
+
+    # --- lives ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a life: take the segments over and look for the master."""
+        host = self.world.nodes[self.name].host
+        tables: list[SegmentTable] = []
+        for memory in self.memories.values():
+            found = memory.begin_life()
+            table = SegmentTable(memory.segment, memory.incarnation, memory.geometry)
+            table.adopt(found.adopted)
+            tables.append(table)
+            self.checks.taken_over(self, memory, found)
+        addresses = (Address("shm", self.name, 0), Address("tcp", self.name, 10))
+        tiers = dict.fromkeys(self.memories, Tier.DRAM.value)
+        self.core = WorkerState(Profile(self.name, host, addresses, tiers), tables)
+        self._alarm_at_s = math.inf
+        self.links = WorkerLinks(self)
+        self.links.dial()
+
+    def crash(self) -> None:
+        """kill -9. Now and then it hits in the middle of a record's bytes."""
+        for pull in self.pulls.values():
+            if self.world.chance(0.3):
+                self._tear_record(pull)
+        self.world.crash(self.name)
+        for memory in self.memories.values():
+            memory.drop_locks(self.name)
+        self.core = None
+        self.pulls.clear()
+        self.peers.clear()
+        self._sessions.clear()
+        self._requests.clear()
+        self._commands.clear()
+
+    def _tear_record(self, pull: PullRun) -> None:
+        place = pull.record_in_hand()
+        if place is None:
+            return
+        row = pull.memory.records.read(*place)
+        record = unpack_record(row)
+        if isinstance(record, Record) and record.state is RecordState.RESERVED:
+            sealed = pack_record(replace(record, state=RecordState.SEALED))
+            cut = self.world.random.randrange(1, len(sealed))
+            row[:cut] = sealed[:cut]
+            self.world.counts["fault torn record"] += 1
+
+    # --- the core ---------------------------------------------------------------------------
+
+    def feed(self, event: events.Event) -> None:
+        """Have the core handle an event, and carry its actions out."""
+        core = self.core
+        assert core is not None, (self.name, event)
+        before = core.epoch
+        actions = core.handle(event, self.world.now)
+        self.checks.worker_handled(self, event, actions, before)
+        for action in actions:
+            self._carry_out(action)
+        self._set_alarm()
+
+    def next_number(self) -> int:
+        """A number that nothing else in this process has."""
+        self._last += 1
+        return self._last
+
+    def _set_alarm(self) -> None:
+        assert self.core is not None
+        at_s = self.core.next_wakeup()
+        if at_s < self._alarm_at_s:
+            self._alarm_at_s = at_s
+            delay_s = max(0.0, at_s - self.world.now)
+            self.world.after_on(self.name, delay_s, partial(self._ring, at_s))
+
+    def _ring(self, at_s: float) -> None:
+        if at_s == self._alarm_at_s:
+            self._alarm_at_s = math.inf
+            self.feed(events.Tick())
+
+    def _carry_out(self, action: events.Action) -> None:
+        match action:
+            case events.CallMaster(call, message):
+                self.links.call(call, message)
+            case events.SendRows():
+                self._send_rows(action)
+            case events.CloseLink(reason):
+                self.world.note(f"{self.name} closes its link: {reason}")
+                self.links.close()
+            case events.AnswerCommand(command, message):
+                endpoint, number = self._commands.pop(command)
+                endpoint.answer(number, message)
+            case events.AnswerIngest(request, outcomes):
+                self._answer(request, Ingested(outcomes))
+            case events.RefuseIngest(request, code, text):
+                self._answer(request, Failure(code, text))
+            case _:
+                self._work(action)
+
+    def _work(self, action: events.Action) -> None:
+        match action:
+            case events.StartPull():
+                self._start_pull(action)
+            case events.CancelPull(pull):
+                self.pulls[pull].cancel()
+            case events.WriteFree() | events.WriteRemoved() | events.VerifyPayloads():
+                spawn(self.world, self.name, self._do_work(action))
+            case _:
+                raise AssertionError(action)
+
+    def _answer(self, request: int, message: Message) -> None:
+        endpoint, number = self._requests.pop(request)
+        endpoint.answer(number, message)
+
+    # --- the links to the master --------------------------------------------------------------
+
+    def _send_rows(self, action: events.SendRows) -> None:
+        memory = self.memories[action.segment]
+        rows = memory.records.rows(action.chunk_start, action.size_class)
+        message = InventoryRows(
+            memory.segment, memory.incarnation, action.chunk_start, action.size_class, rows
+        )
+        self.links.call(action.call, message)
+
+    def commanded(self, endpoint: Endpoint, number: int, message: object) -> None:
+        """The master asks for something."""
+        assert isinstance(message, Message), message
+        command = self.next_number()
+        self._commands[command] = (endpoint, number)
+        self.feed(events.CommandReceived(command, message))
+
+    # --- data connections ---------------------------------------------------------------------
+
+    def accept(self, channel: Channel, greeting: object) -> bool:
+        """A client connects."""
+        assert isinstance(greeting, Greeting), greeting
+        if self.core is None:
+            return False
+        endpoint = Endpoint(self.world, self.name, self._serve, self.session_ended)
+        channel.attach(self.name, endpoint.receive, endpoint.ended)
+        endpoint.use(channel)
+        self._sessions[endpoint] = self.next_number()
+        self.peers[endpoint] = greeting.name
+        return True
+
+    def session_ended(self, endpoint: Endpoint) -> None:
+        """A data connection is gone."""
+        self.peers.pop(endpoint, None)
+        session = self._sessions.pop(endpoint, None)
+        if session is not None:
+            self.feed(events.SessionClosed(session))
+
+    def _serve(self, endpoint: Endpoint, number: int, message: object) -> None:
+        if isinstance(message, Ingest):
+            session = self._sessions.get(endpoint)
+            if session is None:
+                return
+            request = self.next_number()
+            self._requests[request] = (endpoint, number)
+            self.feed(events.IngestRequested(request, session, message))
+        elif isinstance(message, Piece):
+            for pull in list(self.pulls.values()):
+                pull.take(endpoint, message)
+        elif isinstance(message, ReadExtents):
+            spawn(self.world, self.name, serve_read(self, endpoint, number, message))
+        else:
+            raise AssertionError(message)
+
+    def client_bytes(
+        self, endpoint: Endpoint, source: BufferSource, page: int, start: int, stop: int
+    ) -> bytes | None:
+        """Bytes of a page in a buffer that the client has handed over; None when it is gone."""
+        name = self.peers.get(endpoint)
+        buffer = None if name is None else self.clients(name).buffers.get(source.buffer)
+        if buffer is None:
+            return None
+        at = array("Q", source.offsets)[page]
+        return bytes(buffer[at + start : at + stop])
+
+    # --- work on extents ----------------------------------------------------------------------
+
+    def _start_pull(self, action: events.StartPull) -> None:
+        endpoint, number = self._requests[action.request]
+        pull = PullRun(self, action, endpoint, endpoint.caller_number(number))
+        self.pulls[action.pull] = pull
+        spawn(self.world, self.name, pull.run(), self.copy_delay_s())
+
+    def pull_ended(self, pull: PullRun) -> None:
+        """All records of a pull are written, its locks are gone."""
+        del self.pulls[pull.number]
+        self.feed(events.PullEnded(pull.number, bytes(pull.outcomes)))
+
+    def copy_delay_s(self) -> float:
+        """How long one piece of work takes."""
+        return self.world.random.uniform(0.0001, self.copy_delay_max_s)
+
+    def _do_work(
+        self, action: events.WriteFree | events.WriteRemoved | events.VerifyPayloads
+    ) -> Steps[None]:
+        extents = action.extents
+        memory, size_class = self.memories[extents.segment], extents.size_class
+        outcomes = bytearray()
+        yield self.copy_delay_s()
+        for stretch in extents.stretches:
+            places = range(stretch.offset, stretch.offset + stretch.count * size_class, size_class)
+            match action:
+                case events.WriteFree():
+                    memory.records.write_free(stretch, size_class)
+                    outcomes += bytes(self._is_held(memory, at, size_class) for at in places)
+                case events.WriteRemoved():
+                    memory.records.write_removed(stretch, size_class)
+                    outcomes += bytes(stretch.count)
+                case events.VerifyPayloads():
+                    outcomes += bytes(_verified(memory, at, size_class) for at in places)
+        yield self.copy_delay_s()
+        self.feed(events.WorkEnded(action.work, bytes(outcomes)))
+
+    def _is_held(self, memory: SegmentMemory, offset: int, size_class: int) -> Outcome:
+        held = memory.is_read_in_place(offset, size_class)
+        if held:
+            self.world.counts["held by a reader"] += 1
+        return Outcome.BUSY if held else Outcome.OK
+
+
+def _no_client(name: str) -> SimClient:
+    raise AssertionError(name)
+
+
+def _verified(memory: SegmentMemory, offset: int, size_class: int) -> Outcome:
+    try:
+        record = unpack_record(memory.records.read(offset, size_class))
+    except CorruptPage:
+        return Outcome.CHECKSUM
+    if record is None:
+        return Outcome.CHECKSUM
+    data = memory.payload[offset : offset + record.payload_bytes]
+    matches = payload_checksum(data, record.key, record.part) == record.checksum
+    return Outcome.OK if matches else Outcome.CHECKSUM

@@ -1,0 +1,183 @@
+"""A whole control plane in one thread: built from options, broken by faults, healed, and judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import KVStoreError
+from kvstore.ids import SegmentId
+from kvstore.limits import LEASE_MARGIN_S, LEASE_TTL_MAX_S
+from tests.simulation.checks import Checks
+from tests.simulation.faults import Faults
+from tests.simulation.memory import SegmentMemory
+from tests.simulation.options import Options, options_of
+from tests.simulation.pages import HALVES, WHOLE, Universe
+from tests.simulation.scans import at_rest, scan
+from tests.simulation.sim_client import SimClient
+from tests.simulation.sim_master import NAME, SimMaster
+from tests.simulation.sim_worker import SimWorker
+from tests.simulation.tasks import spawn
+from tests.simulation.workload import Caller
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from tests.simulation.tasks import Steps
+
+STEPS_PER_SCAN: Final = 60
+REST_S: Final = LEASE_TTL_MAX_S + LEASE_MARGIN_S + 20.0
+"""By then every lease, plan, fence and call has ended."""
+
+
+class Failed(AssertionError):
+    """A run broke an invariant: seed, options and story, in that order."""
+
+
+class Simulation:
+    """Master, workers and clients of one seed."""
+
+    def __init__(self, seed: int, options: Options | None = None) -> None:
+        """Build everything; nothing runs yet."""
+        self.seed = seed
+        self.options = options_of(seed) if options is None else options
+        self.world = World(seed)
+        self.checks = Checks(self.world, self.options)
+        self.world.add_node(NAME, "host-master")
+        self.master = SimMaster(self.world, self.options.tunables, self.checks)
+        self.master.persist_delay_max_s = self.options.persist_delay_max_s
+        self.checks.master = self.master
+        self.workers: dict[str, SimWorker] = {}
+        for number in range(self.options.workers):
+            self._add_worker(f"worker{number}", f"host{number % self.options.hosts}")
+        self.universe = Universe(
+            self.world.random, self.options.depth, self.options.branches, self.options.names
+        )
+        self.clients: dict[str, SimClient] = {}
+        self.callers: dict[str, list[Caller]] = {}
+        for number in range(self.options.clients):
+            self._add_client(f"client{number}", f"host{number % self.options.hosts}")
+        self.faults = Faults(self)
+        self._steps_to_scan = STEPS_PER_SCAN
+
+    def _add_worker(self, name: str, host: str) -> None:
+        self.world.add_node(name, host)
+        memory = SegmentMemory(SegmentId(f"{name}-dram"), self.options.geometry)
+        worker = SimWorker(self.world, name, [memory], self.checks)
+        worker.copy_delay_max_s = self.options.slow_pull_s
+        worker.master = self.master
+        worker.clients = self.clients_by_name
+        self.workers[name] = worker
+        self.checks.workers[name] = worker
+        self.checks.memories[memory.segment] = memory
+
+    def _add_client(self, name: str, host: str) -> None:
+        self.world.add_node(name, host)
+        client = SimClient(self.world, name, self.master, self.workers, self.checks)
+        self.clients[name] = client
+        self.callers[name] = []
+
+    def clients_by_name(self, name: str) -> SimClient:
+        """A client, for a worker that has its buffer mapped."""
+        return self.clients[name]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for memory in self.checks.memories.values():
+            memory.close()
+
+    # --- processes --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start every process."""
+        self.master.start()
+        for worker in self.workers.values():
+            worker.start()
+        self.world.after_step.append(self._after_step)
+
+    def start_work(self) -> None:
+        """Let every client make its calls."""
+        for name in self.clients:
+            self._start_callers(name)
+
+    def _start_callers(self, name: str) -> None:
+        client = self.clients[name]
+        self.callers[name] = []
+        for _ in range(self.options.threads):
+            caller = Caller(client, self.universe)
+            self.callers[name].append(caller)
+            spawn(self.world, name, caller.work(), self.world.random.uniform(0.0, 0.5))
+
+    def stop_work(self) -> None:
+        """Let every client end the call that it is making."""
+        for callers in self.callers.values():
+            for caller in callers:
+                caller.is_stopped = True
+
+    def crash(self, name: str) -> None:
+        """kill -9 of any process."""
+        if name == NAME:
+            self.master.crash()
+        elif name in self.workers:
+            self.workers[name].crash()
+        else:
+            self.clients[name].crash()
+
+    def restart(self, name: str) -> None:
+        """Start a process again that is down."""
+        if self.world.is_up(name):
+            return
+        self.world.start(name)
+        if name == NAME:
+            self.master.start()
+        elif name in self.workers:
+            self.workers[name].start()
+        else:
+            self._start_callers(name)
+
+    def _after_step(self) -> None:
+        self._steps_to_scan -= 1
+        if self._steps_to_scan <= 0:
+            self._steps_to_scan = STEPS_PER_SCAN
+            scan(self.checks)
+
+    # --- the whole story --------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        """Faults, then healing, then rest, then a sign of life. Raises Failed, with the story."""
+        try:
+            self.start()
+            self.start_work()
+            self.faults.begin()
+            self.world.run(self.options.seconds)
+            self.faults.heal()
+            self.world.run(3.0)
+            self._come_to_rest()
+            self._show_life()
+        except (AssertionError, KVStoreError) as error:
+            raise Failed(f"{error!r}\n{self.options}\n{self.world.story()}") from error
+        return self.world.counts
+
+    def _come_to_rest(self) -> None:
+        """I18, I19: without calls nothing is left under way."""
+        self.stop_work()
+        world, checks = self.world, self.checks
+        world.run_until(lambda: not at_rest(checks), REST_S, step_s=0.5)
+        scan(checks)
+        left = at_rest(checks)
+        if left:
+            checks.fail("I18", f"after {REST_S} s of rest: {left}")
+
+    def _show_life(self) -> None:
+        """Once all is healed, every client can put a page and read it."""
+        for name in self.clients:
+            done: list[bool] = []
+            spawn(self.world, name, self._put_and_read(name, done))
+            if not self.world.run_until(lambda done=done: bool(done), 20.0):  # type: ignore[misc]  # mypy does not infer defaulted lambdas
+                self.checks.fail("liveness", f"{name} cannot put and read after all has healed")
+
+    def _put_and_read(self, name: str, done: list[bool]) -> Steps[None]:
+        caller = Caller(self.clients[name], self.universe)
+        for namespace in (WHOLE, HALVES):
+            yield from caller.round_trip(namespace)
+        done.append(True)

@@ -1,0 +1,309 @@
+"""What simulated clients do: random puts, reads, views, probes and removes, and what must be true
+of the results. One generator a call, and one that makes calls for as long as it is told to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kvstore.client.locations import (
+    Locations,
+    Query,
+    lookup_steps,
+    match_steps,
+    probe_steps,
+    remove_steps,
+)
+from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
+from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.writes import PartSource, PutRequest, put_steps
+from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
+from kvstore.page import PageChain
+from tests.simulation.client_moves import Put, Read, View, rank_for
+from tests.simulation.pages import HALVES, NAMED, WHOLE, Universe, page_bytes, part_bytes
+
+if TYPE_CHECKING:
+    from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.namespace import Namespace
+    from tests.simulation.sim_client import SimClient
+    from tests.simulation.tasks import Steps
+
+T = TypeVar("T")
+GRACE_S: Final = 0.1
+"""I20: a call ends by its deadline and this."""
+VIEW_LOOKS: Final = 3
+
+
+class Caller:
+    """Makes the calls of one client."""
+
+    def __init__(self, client: SimClient, universe: Universe) -> None:
+        """Choose from this universe."""
+        self.client = client
+        self.universe = universe
+        self.world = client.world
+        self.random = client.random
+        self.checks = client.checks
+        self.is_stopped = False
+
+    def work(self) -> Steps[None]:
+        """Make calls until stopped."""
+        yield from self.client.open_namespaces()
+        options = self.checks.options
+        while not self.is_stopped:
+            yield self.random.uniform(0.0, options.pause_s)
+            yield from self.one_call()
+
+    def one_call(self) -> Steps[None]:
+        """A call of some kind, with some deadline, on some chain."""
+        namespace = self.random.choice((WHOLE, WHOLE, HALVES, NAMED))
+        chain = self.universe.chain(self.random, namespace)
+        timeout_s = self.random.choice((0.3, 2.0, 6.0, 10.0))
+        toss = self.random.random()
+        options = self.checks.options
+        if toss < options.removes:
+            yield from self.remove(namespace, chain, timeout_s)
+        elif toss < options.removes + options.views:
+            yield from self.view(namespace, chain, timeout_s)
+        elif toss < options.removes + options.views + 0.4:
+            yield from self.put(namespace, chain, timeout_s)
+        elif toss < options.removes + options.views + 0.45:
+            yield from self.probe(namespace, chain, timeout_s)
+        else:
+            yield from self.read(namespace, chain, timeout_s)
+
+    def _bounded(self, what: str, deadline_s: float, call: Steps[T]) -> Steps[T | None]:
+        """A call, with its end checked against its deadline; None when it was not carried out."""
+        world, name = self.world, self.client.name
+        status = world.nodes[name]
+        stopped_s = status.stopped_s
+        world.counts[what] += 1
+        result: T | None = None
+        try:
+            result = yield from call
+        except (Unavailable, OutOfSpace) as error:
+            world.note(f"{name} {what}: {error.code}")
+            world.counts[f"failed {what}"] += 1
+        except KVStoreError as error:
+            self.checks.fail("I20", f"{what} of {name} raised {error!r}")
+        late_s = world.now - deadline_s - (status.stopped_s - stopped_s)
+        if late_s > GRACE_S:
+            self.checks.fail("I20", f"{what} of {name} ended {late_s:.3f} s after its deadline")
+        return result
+
+    # --- puts -------------------------------------------------------------------------------
+
+    def put(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Store the pages of a chain, one part of each or all."""
+        client, now = self.client, self.world.now
+        version = 0
+        if namespace.is_opaque:
+            version = (client.next_number() << 8) | (hash_of(client.name) & 0xFF) | 1 << 40
+            chain = self._of_one_size(chain)
+        parts = [0] if namespace.is_opaque else [part.index for part in namespace.parts]
+        if len(parts) > 1 and self.random.random() < 0.6:
+            parts = [self.random.choice(parts)]
+        sources, data = self._sources(namespace, chain, parts, version)
+        ttl_s = self.random.choice((None, None, 1.0, 5.0))
+        request = PutRequest(
+            client.namespace(namespace), chain, sources, now + timeout_s,
+            wait=self.random.random() < 0.8, ttl_s=ttl_s,
+        )  # fmt: skip
+        for key in chain:
+            self.checks.history.put_begins(key, version)
+        moves = Put(client, data)
+        plan = put_steps(request, _Clock(client), client.new_request_id)
+        outcomes = yield from self._bounded("put", now + timeout_s, client.run(plan, moves))
+        moves.close()
+        if outcomes is not None:
+            self._note_put(chain, outcomes)
+
+    def _of_one_size(self, chain: PageChain) -> PageChain:
+        size = part_bytes(NAMED, chain.key(0), 0)
+        return PageChain(b"".join(key for key in chain if part_bytes(NAMED, key, 0) == size))
+
+    def _sources(
+        self, namespace: Namespace, chain: PageChain, parts: list[int], version: int
+    ) -> tuple[tuple[PartSource, ...], bytes]:
+        data = bytearray()
+        sources: list[PartSource] = []
+        for part in parts:
+            places: list[int] = []
+            size = part_bytes(namespace, chain.key(0), part)
+            for key in chain:
+                places.append(len(data))
+                data += page_bytes(key, part, size, version)
+            sources.append(PartSource(part, size, tuple(places)))
+        return tuple(sources), bytes(data)
+
+    def _note_put(self, chain: PageChain, outcomes: list[PutOutcome]) -> None:
+        if len(outcomes) != len(chain):
+            self.checks.fail("I21", f"{len(outcomes)} outcomes for {len(chain)} pages")
+        for key, outcome in zip(chain, outcomes, strict=True):
+            match outcome:
+                case Stored(visible):
+                    self.world.counts["pages stored"] += 1
+                    if visible:
+                        self.checks.history.stored(key, self.world.now)
+                case AlreadyThere():
+                    self.world.counts["pages already there"] += 1
+                case Refused(reason):
+                    self.world.counts[f"refused: {reason.value}"] += 1
+
+    # --- reads ------------------------------------------------------------------------------
+
+    def _found(
+        self, namespace: Namespace, chain: PageChain, deadline_s: float
+    ) -> Steps[Locations | None]:
+        lease = self.random.random() < 0.9
+        query = Query(self.client.namespace(namespace), chain, deadline_s, lease=lease)
+        use_match = not namespace.is_opaque and self.random.random() < 0.7
+        plan = match_steps if use_match else lookup_steps
+        found = yield from self._bounded(
+            "match" if use_match else "lookup",
+            deadline_s,
+            self.client.run(plan(query, _Clock(self.client))),
+        )
+        if found is not None and self.random.random() < 0.2:
+            yield self.random.uniform(0.0, 2.0)  # the lease grows old before it is used
+        return found
+
+    def _requests(
+        self, namespace: Namespace, found: Locations, deadline_s: float
+    ) -> list[ReadRequest]:
+        """Reads of each part of the located pages; all of equal size in one read."""
+        pages = len(found.readable) if namespace.is_opaque else sum(found.readable)
+        count = min(pages, len(found.chain))
+        requests: list[ReadRequest] = []
+        parts = [0] if namespace.is_opaque else [part.index for part in namespace.parts]
+        for part in parts:
+            size = found.part_bytes(part)
+            if count and size:
+                places = tuple(page * size for page in range(count))
+                requests.append(ReadRequest(found, part, places, deadline_s))
+        return requests
+
+    def read(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Find pages and copy them out."""
+        if namespace.is_opaque:
+            chain = self._of_one_size(chain)
+        deadline_s = self.world.now + timeout_s
+        found = yield from self._found(namespace, chain, deadline_s)
+        if found is None:
+            return
+        deadline_s = self.world.now + timeout_s
+        for request in self._requests(namespace, found, deadline_s):
+            yield from self._read_part(found, request)
+
+    def _read_part(self, found: Locations, request: ReadRequest) -> Steps[None]:
+        size = found.part_bytes(request.part)
+        moves = Read(self.client, size * len(request.places))
+        plan = read_steps(request, _Clock(self.client), rank_for(self.client, views=False))
+        outcomes = yield from self._bounded(
+            "read", request.deadline_s, self.client.run(plan, moves)
+        )
+        if outcomes is None:
+            return
+        if len(outcomes) != len(request.places):
+            self.checks.fail("I21", f"{len(outcomes)} outcomes for {len(request.places)} pages")
+        for page, (place, outcome) in enumerate(zip(request.places, outcomes, strict=True)):
+            key, data = found.chain.key(page), bytes(moves.into[place : place + size])
+            if isinstance(outcome, Hit):
+                self.checks.delivered(key, request.part, data)
+            else:
+                self.world.counts[f"miss: {outcome.reason.value}"] += 1
+                self.checks.withheld(key, data)
+
+    def view(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Find pages, look at them where they lie, for a while."""
+        if namespace.is_opaque:
+            chain = self._of_one_size(chain)
+        deadline_s = self.world.now + timeout_s
+        found = yield from self._found(namespace, chain, deadline_s)
+        deadline_s = self.world.now + timeout_s
+        requests = [] if found is None else self._requests(namespace, found, deadline_s)
+        if found is None or not requests:
+            return
+        request = requests[0]
+        moves = View(self.client)
+        plan = read_steps(request, _Clock(self.client), rank_for(self.client, views=True))
+        outcomes = yield from self._bounded("view", deadline_s, self.client.run(plan, moves))
+        for _ in range(VIEW_LOOKS if outcomes is not None else 0):
+            self._look(found, request, outcomes or [], moves)
+            yield self.random.uniform(0.0, 1.5)
+        moves.end()
+
+    def _look(
+        self, found: Locations, request: ReadRequest, outcomes: list[ReadOutcome], moves: View
+    ) -> None:
+        for page, (place, outcome) in enumerate(zip(request.places, outcomes, strict=True)):
+            if not isinstance(outcome, Hit):
+                continue
+            memory, offset, size = moves.held[place]
+            if offset not in memory.damaged:
+                data = memory.payload[offset : offset + size]
+                self.checks.delivered(found.chain.key(page), request.part, data)
+
+    def round_trip(self, namespace: Namespace) -> Steps[None]:
+        """Put a page or two and read them, which works when nothing is wrong."""
+        yield from self.client.open_namespaces()
+        chain = self.universe.chain(self.random, namespace)
+        chain = chain.slice(0, min(2, len(chain)))
+        parts = [part.index for part in namespace.parts]
+        sources, data = self._sources(namespace, chain, parts, 0)
+        deadline_s = self.world.now + 8.0
+        request = PutRequest(self.client.namespace(namespace), chain, sources, deadline_s)
+        plan = put_steps(request, _Clock(self.client), self.client.new_request_id)
+        outcomes = yield from self.client.run(plan, Put(self.client, data))
+        if any(isinstance(outcome, Refused) for outcome in outcomes):
+            self.checks.fail("liveness", f"a put after all has healed: {outcomes}")
+        query = Query(self.client.namespace(namespace), chain, deadline_s)
+        found = yield from self.client.run(match_steps(query, _Clock(self.client)))
+        if sum(found.readable) != len(chain):
+            self.checks.fail("liveness", f"{found.readable!r} of {len(chain)} pages just stored")
+        for read in self._requests(namespace, found, deadline_s):
+            plan_read = read_steps(read, _Clock(self.client), rank_for(self.client, views=False))
+            moves = Read(self.client, found.part_bytes(read.part) * len(read.places))
+            hits = yield from self.client.run(plan_read, moves)
+            if not all(isinstance(hit, Hit) for hit in hits):
+                self.checks.fail("liveness", f"a read after all has healed: {hits}")
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def probe(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Ask which pages are there."""
+        deadline_s = self.world.now + timeout_s
+        query = Query(self.client.namespace(namespace), chain, deadline_s)
+        plan = probe_steps(query, _Clock(self.client))
+        yield from self._bounded("probe", deadline_s, self.client.run(plan))
+
+    def remove(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Take some pages out, from somewhere in the chain."""
+        start = self.random.randrange(len(chain))
+        chain = chain.slice(start, min(len(chain), start + self.random.randint(1, 3)))
+        began_s = self.world.now
+        for key in chain:
+            self.checks.history.remove_begins(key, began_s)
+        query = Query(self.client.namespace(namespace), chain, began_s + timeout_s)
+        plan = remove_steps(query, _Clock(self.client))
+        flags = yield from self._bounded("remove", began_s + timeout_s, self.client.run(plan))
+        if flags is not None:
+            for key in chain:
+                self.checks.history.removed(key, began_s)
+            self.world.counts["pages removed"] += sum(flags)
+
+
+class _Clock:
+    """A process's clock: it goes on while the process is stopped."""
+
+    def __init__(self, client: SimClient) -> None:
+        self._client = client
+
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._client.world.now
+
+
+def hash_of(name: str) -> int:
+    """A small number of a name, the same in every process."""
+    return sum(name.encode())
