@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.pages import Pages
+from tests.cluster.transports import TRANSPORTS, every_transport
 from tests.cluster.up import Up, remove_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TRANSPORTS = ("shm", "tcp")
-
 
 @pytest.fixture(scope="session")
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A standalone pool that all tests share; they use namespaces of their own."""
     folder = tmp_path_factory.mktemp("shared") / "pool"
-    with Up(folder, dram="768MiB") as up:
+    with Up(folder, every_transport(folder), dram="768MiB") as up:
         yield up
     remove_segments(folder)
 
@@ -29,14 +28,14 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def own_pool(tmp_path: Path) -> Iterator[Up]:
     """A small standalone pool for one test, which may kill or damage it."""
     folder = tmp_path / "pool"
-    with Up(folder, dram="64MiB") as up:
+    with Up(folder, every_transport(folder), dram="64MiB") as up:
         yield up
     remove_segments(folder)
 
 
 @pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
-    """Each transport that needs nothing but this host."""
+    """Each transport that we offer."""
     return str(request.param)
 
 

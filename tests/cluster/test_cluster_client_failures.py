@@ -33,6 +33,7 @@ from kvstore.namespace import open_layout
 from kvstore.page import PageChain
 from kvstore.transfer.transport import column
 from tests.cluster.pages import SIZE, Pages, content
+from tests.cluster.transports import every_transport
 from tests.cluster.up import Up, remove_segments
 from tests.fakes import payload
 
@@ -281,7 +282,7 @@ def test_a_pool_killed_and_started_again_serves_the_same_store(
 ) -> None:
     folder = tmp_path / "pool"
     try:
-        with Up(folder) as first:
+        with Up(folder, every_transport(folder)) as first:
             listen = first.master
             with Pages(first.master, transport, "lives on") as pages:
                 opened = pages.open()
@@ -291,7 +292,7 @@ def test_a_pool_killed_and_started_again_serves_the_same_store(
                 for part in ("master", "worker"):
                     os.kill(first.pid(part), signal.SIGKILL)
                 first.wait()
-                with Up(folder, f"--listen={listen}"):
+                with Up(folder, f"--listen={listen}", every_transport(folder)):
                     outcomes = pages.read_back(match, 16)
                     assert set(map(str, outcomes)) <= {
                         str(Hit()),
