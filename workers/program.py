@@ -129,6 +129,11 @@ def _engine(
 
     host = config.advertise[0].host if config.advertise else config.listen.host
     settings = EngineSettings(host, config.mooncake_protocol, config.mooncake_device)
+    if not settings.confined:
+        LOG.warning(
+            "mooncake: the transfer engine asks nobody for a secret: whoever reaches its ports on "
+            "%s can read every page of this worker", host,
+        )  # fmt: skip
     if not settings.read_only:
         LOG.warning("mooncake over %s: that peers only read is a convention", settings.protocol)
     child = EngineChild(settings, [EngineSegment(segment.id, segment.ownership, segment.geometry)])
