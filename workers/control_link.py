@@ -119,9 +119,6 @@ class ControlLink:
             ticking.cancel()
             for each in tuple(self._tasks):
                 each.cancel()
-            if self._peer is not None:
-                self._peer.abort(Unavailable("the worker is stopping"))
-                self._service.line.use(None)
 
     def _refused(self, address: str, error: KVStoreError) -> None:
         LOG.warning("master %s: %s", address, error)
@@ -143,6 +140,9 @@ class ControlLink:
             self._commands.clear()
             self._service.line.use(None)
             self._service.dispatch(LinkClosed())
+            if not ended.is_set():  # the worker is stopping
+                peer.abort(Unavailable("the worker is stopping"))
+                await ended.wait()
         LOG.warning("master %s: %s", address, peer.closed_because)
 
     async def _tick(self) -> None:

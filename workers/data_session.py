@@ -87,12 +87,15 @@ class OpenIngest(msgspec.Struct):
 class DataSession:
     """One greeted connection. `serve` is its thread; `post` and `end` are for other threads."""
 
-    def __init__(self, service: Service, link: FrameSocket, number: int, token: bytes) -> None:
+    def __init__(
+        self, service: Service, link: FrameSocket, number: int, token: bytes, *, is_unix: bool
+    ) -> None:
         """Own `link`. `token` names the client's session, which other connections may share."""
         self.number: Final = number
         self._service = service
         self._link = link
         self._token = token
+        self._is_unix = is_unix
         self._mailbox: SimpleQueue[ToSession] = SimpleQueue()
         self._posting = Lock()
         self._is_over = False
@@ -163,6 +166,8 @@ class DataSession:
                 service.counts.note_sent(sent)
             case CheckRecords():
                 self._reply(request_id, check_records(message, service.segments))
+            case ShareSegments() | AttachBuffer() if not self._is_unix:
+                raise BadValue("message", type(message).__name__, "the Unix socket for it")
             case ShareSegments():
                 with shared(service.segments.values()) as (reply, descriptors):
                     self._link.send(FrameKind.REPLY, request_id, reply, descriptors)

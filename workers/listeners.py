@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +21,6 @@ from kvstore.rpc.dialling import accept
 from workers.data_session import DataSession
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from kvstore.rpc.identity import ListenerIdentity
@@ -68,10 +69,10 @@ class Listeners:
                 with suppress(FileNotFoundError):
                     os.unlink(where.path)
             with suppress(OSError):
-                sock.shutdown(2)  # SHUT_RDWR wakes accept()
+                sock.shutdown(socket.SHUT_RDWR)  # wakes accept()
         for each in greeting:
             with suppress(OSError):
-                each.shutdown(2)
+                each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
         with self._mutex:
@@ -118,9 +119,11 @@ class Listeners:
 
     def _greet(self, sock: socket.socket) -> DataSession | None:
         """The session of an accepted socket; None when the worker is stopping."""
-        clock = self._service.clock
-        link, hello = accept(sock, self._identity, clock.now_s() + limits.HELLO_TIMEOUT_S)
-        session = DataSession(self._service, link, self._service.next_number(), hello.session)
+        service, is_unix = self._service, sock.family == socket.AF_UNIX
+        deadline_s = time.monotonic() + limits.HELLO_TIMEOUT_S
+        link, hello = accept(sock, self._identity, deadline_s)
+        number = service.next_number()
+        session = DataSession(service, link, number, hello.session, is_unix=is_unix)
         with self._mutex:
             self._greeting.discard(sock)
             if self._is_closing:

@@ -1,0 +1,199 @@
+"""The program `kvharbor-worker` as a process: how it starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.announcement import Announcement, read_announcement
+from kvstore.exit_codes import ExitCode
+from tests.contract.worker_rig import Leader
+from tests.unit.worker_segments import memory_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with memory_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def leader() -> Iterator[Leader]:
+    made = Leader()
+    yield made
+    made.stop()
+
+
+def command(folder: Path, leader: Leader, **options: str) -> list[str]:
+    given = {
+        "master": leader.address,
+        "worker-id": "w",
+        "cluster-name": "testing",
+        "data-dir": str(folder),
+        "segment-dir": str(folder),
+        "dram": "8MiB",
+        "chunk": "1MiB",
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    written = [f"--{name}={value}" for name, value in given.items()]
+    return [sys.executable, "-P", "-m", "workers", *written]
+
+
+@contextmanager
+def started(folder: Path, leader: Leader) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that serves."""
+    process = subprocess.Popen(command(folder, leader), stderr=subprocess.DEVNULL)
+    try:
+        leader.await_served()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def announced(folder: Path, process: subprocess.Popen[bytes]) -> Announcement:
+    while (found := read_announcement(folder, "worker")) is None or found.pid != process.pid:
+        assert process.poll() is None
+    return found
+
+
+def refused(folder: Path, leader: Leader, **options: str) -> tuple[int, str]:
+    """The exit code and last words of a worker that does not start."""
+    done = subprocess.run(
+        command(folder, leader, **options), capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_serves_and_ends_cleanly(
+    folder: Path, leader: Leader, sent: signal.Signals
+) -> None:
+    with started(folder, leader) as process:
+        found = announced(folder, process)
+        assert (found.worker, found.cluster) == ("w", "testing")
+        assert found.unix == str(folder / "worker.sock")
+        while get(f"http://{found.admin}/health")[0] != 200:  # the last answer is on its way
+            assert process.poll() is None
+        look = json.loads(get(f"http://{found.admin}/status")[1])
+        assert look["segments"][0]["capacity_bytes"] == 8 << 20
+        assert "kvharbor_worker_serving 1.0" in get(f"http://{found.admin}/metrics")[1]
+        process.send_signal(sent)
+        assert process.wait(TIMEOUT_S) == ExitCode.OK
+    assert read_announcement(folder, "worker") is None
+    assert not (folder / "worker.sock").exists()
+    assert (folder / "kvharbor-testing-w-dram0").exists()  # its pages hit after a restart
+
+
+def test_after_a_kill_the_next_start_replaces_what_was_left(folder: Path, leader: Leader) -> None:
+    with started(folder, leader) as process:
+        announced(folder, process)
+    assert (folder / "worker.sock").exists()
+    with started(folder, leader) as process:
+        assert announced(folder, process).pid == process.pid
+
+
+def test_a_second_worker_on_the_same_segment_is_refused(folder: Path, leader: Leader) -> None:
+    with started(folder, leader):
+        code, text = refused(folder, leader, data_dir=str(folder / "other"))
+        assert code == ExitCode.IN_USE
+        assert "another process owns this segment" in text
+        code, text = refused(folder, leader, worker_id="v")
+        assert code == ExitCode.USAGE
+        assert "another process listens on" in text
+
+
+def test_too_little_memory_is_refused_with_both_numbers(folder: Path, leader: Leader) -> None:
+    room = os.statvfs(folder)
+    wanted = (room.f_bavail * room.f_frsize // (1 << 30) + 64) << 30
+    code, text = refused(folder, leader, dram=str(wanted), chunk="64MiB")
+    assert code == ExitCode.NO_SPACE
+    assert f"the segment needs {wanted + 4096}" in text
+    assert " bytes free" in text
+
+
+def test_a_wrong_secret_ends_the_start(folder: Path) -> None:
+    leader = Leader(secret=b"a secret of some length")
+    try:
+        code, text = refused(folder, leader)
+    finally:
+        leader.stop()
+    assert code == ExitCode.DENIED
+    assert "kvharbor-worker: " in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("dram", "much", "option --dram: got 'much', want a size"),
+        ("worker_id", "a/b", "option --worker-id"),
+        ("listen", "127.0.0.1", "option --listen"),
+        ("listen", "192.0.2.1:7710", "can be reached from other hosts"),
+        ("transports", "shm", "option --transports"),
+        ("segment_dir", "/nowhere", "/nowhere: cannot hold a segment"),
+    ],
+)
+def test_a_bad_option_ends_the_start(
+    folder: Path, leader: Leader, option: str, value: str, text: str
+) -> None:
+    code, said = refused(folder, leader, **{option: value})
+    assert code == ExitCode.USAGE
+    assert text in said
+    assert "Traceback" not in said
+
+
+def test_a_file_may_say_everything(folder: Path, leader: Leader) -> None:
+    file = folder / "pool.toml"
+    file.write_text(
+        f'[cluster]\nname = "testing"\n[worker]\nid = "w"\nmaster = ["{leader.address}"]\n'
+        f'data_dir = "{folder}"\nsegment_dir = "{folder}"\ndram = "4MiB"\nchunk = "1MiB"\n'
+        'listen = "127.0.0.1:0"\nadmin = "off"\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "workers", f"--config={file}"], stderr=subprocess.DEVNULL
+    )
+    try:
+        leader.await_served()
+        assert announced(folder, process).admin is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_without_a_master_the_worker_says_that_it_takes_nothing(folder: Path) -> None:
+    leader = Leader()
+    leader.stop()
+    process = subprocess.Popen(command(folder, leader), stderr=subprocess.DEVNULL)
+    try:
+        status, body = get(f"http://{announced(folder, process).admin}/health")
+        assert (status, json.loads(body)) == (503, {"serving": False, "fenced": True, "epoch": 0})
+    finally:
+        process.kill()
+        process.wait()

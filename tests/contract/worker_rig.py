@@ -1,0 +1,279 @@
+"""A worker's whole shell in this process, a scripted leader, and raw clients. Not a test.
+
+Real sockets, real memory, real threads; nothing here waits for time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from array import array
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from kvstore.clock import SystemClock
+from kvstore.rpc.address import bind, bound_address
+from kvstore.rpc.dialling import dial
+from kvstore.rpc.failure import error_of
+from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.rpc.server import Server
+from kvstore.wire.framing import FrameKind
+from kvstore.wire.messages.common import Address
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import (
+    Heartbeat,
+    HeartbeatNoted,
+    InventoryEnd,
+    InventoryRows,
+    InventoryWanted,
+    OfferInventory,
+    RegisterWorker,
+    WorkerAccepted,
+)
+from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted, StreamSource
+from kvstore.wire.messages.transfers import AttachBuffer
+from tests.unit.worker_scripts import EPOCH
+from tests.unit.worker_segments import Pages, opened, sealed_memfd
+from workers.control_link import ControlLink
+from workers.extent_table import SegmentTable
+from workers.listeners import Listeners
+from workers.membership import Profile
+from workers.report_line import ReportLine
+from workers.service import Service
+from workers.state import WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kvstore.clock import Clock
+    from kvstore.errors import KVStoreError
+    from kvstore.rpc.frame_socket import FrameSocket
+    from kvstore.rpc.peer import Peer
+    from kvstore.wire.messages.base import Message
+
+CLUSTER: Final = "testing"
+WORKER: Final = "w"
+PATIENCE_S: Final = 20.0
+"""Only a test that fails waits so long."""
+
+Answer = TypeVar("Answer")
+
+
+def soon() -> float:
+    """A deadline that only a failure reaches."""
+    return time.monotonic() + PATIENCE_S
+
+
+class Leader:
+    """A master that answers as it is told. Runs in a thread of its own."""
+
+    def __init__(self, epoch: int = EPOCH, address: str = "127.0.0.1:0",
+                 secret: bytes | None = None) -> None:  # fmt: skip
+        """Listen; every Sealed is acknowledged until `on_sealed` is replaced."""
+        self.epoch = epoch
+        self.seen: SimpleQueue[Message] = SimpleQueue()
+        """Everything that was asked but heartbeats."""
+        self.beats: SimpleQueue[Heartbeat] = SimpleQueue()
+        self.on_sealed: Callable[[Sealed], Message | None] = acknowledge
+        """Its None leaves the report without an answer; see `late`."""
+        self.late: SimpleQueue[tuple[Peer, int]] = SimpleQueue()
+        self.wants_rows = False
+        self.answers_beats = True
+        self.lost_after_s = 3.0
+        self._control: Peer | None = None
+        self._served = threading.Event()
+        self._ready = threading.Event()
+        self._address, self._secret = address, secret
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()))
+        self._thread.start()
+        self._ready.wait()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._address
+
+    def await_served(self) -> None:
+        """Until a worker's inventory has been taken in."""
+        assert self._served.wait(PATIENCE_S)
+
+    def expect(self, kind: type[Answer]) -> Answer:
+        """The next message of that kind."""
+        while True:
+            message = self.seen.get(timeout=PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+
+    def command(self, message: Message) -> Message:
+        """Ask the worker and wait for its answer."""
+        return self.begin_command(message)()
+
+    def begin_command(self, message: Message) -> Callable[[], Message]:
+        """Ask the worker; the result waits for its answer."""
+        control = self._control
+        assert control is not None
+        call = asyncio.run_coroutine_threadsafe(control.call(message, PATIENCE_S), self._loop)
+        return lambda: call.result(PATIENCE_S)
+
+    def answer(self, message: Message) -> None:
+        """Answer the oldest report that was left without one."""
+        peer, request_id = self.late.get(timeout=PATIENCE_S)
+        self._loop.call_soon_threadsafe(peer.reply, request_id, message)
+
+    def stop(self) -> None:
+        """End every connection and the thread. May be repeated."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        identity = ListenerIdentity(CLUSTER, self._secret, epoch=self.epoch)
+        server = Server(identity, lambda *_: None, self._on_request, lambda _: None)
+        self._address = await server.listen(self._address)
+        self._ready.set()
+        await self._stopping.wait()
+        await server.close()
+
+    def _on_request(self, peer: Peer, request_id: int, message: Message) -> None:
+        reply: Message | None = Done()
+        match message:
+            case Heartbeat():
+                self.beats.put(message)
+                if not self.answers_beats:
+                    return
+                peer.reply(request_id, HeartbeatNoted(self.epoch, True))
+                return
+            case RegisterWorker():
+                self._control = peer
+                reply = WorkerAccepted(self.epoch, 0.05, self.lost_after_s)
+            case OfferInventory():
+                starts = tuple(chunk.chunk_start for chunk in message.chunks)
+                reply = InventoryWanted(starts if self.wants_rows else ())
+            case InventoryRows():
+                reply = Done()
+            case Sealed():
+                reply = self.on_sealed(message)
+        if reply is None:
+            self.late.put((peer, request_id))
+        else:
+            peer.reply(request_id, reply)
+        self.seen.put(message)
+        if isinstance(message, InventoryEnd):
+            self._served.set()
+
+
+def acknowledge(message: Sealed) -> SealedNoted:
+    """Everything reported is welcome."""
+    return SealedNoted(bytes(len(message.offsets) // 8))
+
+
+class Rig:
+    """One worker of one life: segment, state machine, listeners, control link."""
+
+    def __init__(
+        self, folder: Path, leader: Leader, *, clock: Clock | None = None,
+        secret: bytes | None = None,
+    ) -> None:  # fmt: skip
+        """Start everything; `folder` keeps the segment between lives."""
+        self.leader = leader
+        self.secret = secret
+        self.refusals: SimpleQueue[KVStoreError] = SimpleQueue()
+        self.segment, self.found = opened(folder / "segment")
+        table = SegmentTable(self.segment.id, self.segment.incarnation, self.segment.geometry)
+        table.adopt(self.found.adopted)
+        self._sockets = [bind(f"unix:{folder}/w.sock", secret), bind("127.0.0.1:0", secret)]
+        self.unix, self.tcp = (bound_address(sock) for sock in self._sockets)
+        profile = Profile(
+            WORKER, "host", (Address("tcp", self.tcp, 10),), {self.segment.id: "dram"}
+        )
+        identity = Identity(Role.WORKER, name=WORKER, secret=secret, cluster=CLUSTER)
+        self.state = WorkerState(profile, [table])
+        line = ReportLine(identity.renewed())
+        self.service = Service(
+            self.state, [self.segment], SystemClock() if clock is None else clock, line
+        )
+        self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
+        self.control = ControlLink(self.service, [leader.address], identity, self.refusals.put)
+        self.service.control = self.control
+        self.control.start()
+        self.listeners.start()
+
+    def stop(self) -> None:
+        """End in the order of workers.program."""
+        self.listeners.close()
+        self.control.stop()
+        self.service.close()
+        for sock in self._sockets:
+            sock.close()
+        self.segment.close()
+
+    @contextlib.contextmanager
+    def client(self, address: str = "", identity: Identity | None = None) -> Iterator[Client]:
+        """A client's connection, to the Unix socket unless told otherwise."""
+        me = identity or Identity(Role.ENGINE, secret=self.secret)
+        link, _ = dial(address or self.unix, me, soon())
+        try:
+            yield Client(link, self)
+        finally:
+            link.close()
+
+
+class Client:
+    """One data connection, driven by hand."""
+
+    def __init__(self, link: FrameSocket, rig: Rig) -> None:
+        """Use a greeted connection."""
+        self.link = link
+        self.rig = rig
+        self._last = 0
+
+    def send(self, message: Message, **extras: object) -> int:
+        """Ask; the request's id."""
+        self._last += 1
+        self.link.send(FrameKind.REQUEST, self._last, message, **extras)  # type: ignore[arg-type]  # passed on
+        return self._last
+
+    def reply(self, request_id: int) -> Message:
+        """The next frame, which must be the answer to that request."""
+        frame = self.link.receive(soon())
+        assert (frame.kind, frame.request_id) == (FrameKind.REPLY, request_id)
+        return frame.message
+
+    def call(self, message: Message, **extras: object) -> Message:
+        """Ask and wait; a Failure is raised as its error."""
+        reply = self.reply(self.send(message, **extras))
+        if isinstance(reply, Failure):
+            raise error_of(reply)
+        return reply
+
+    def attach(self, number: int, data: bytes) -> None:
+        """Hand a buffer over."""
+        assert self.call(AttachBuffer(number, len(data)), fds=[sealed_memfd(data)]) == Done()
+
+    def ingest(self, pages: Pages, counter: int = 5) -> Message:
+        """Put pages out of a buffer of their own."""
+        self.attach(1, pages.source)
+        return self.call(pages.ingest(self.rig.segment, counter))
+
+    def stream(self, pages: Pages, counter: int = 5, *, upto: int | None = None) -> int:
+        """Send an Ingest whose bytes follow it, or only the first `upto` of them."""
+        raw = [pages.source[:upto]] if upto != 0 else []
+        return self.send(streamed(pages.ingest(self.rig.segment, counter)), raw=raw)
+
+
+def streamed(message: Ingest) -> Ingest:
+    """The same request with its bytes behind it."""
+    return msgspec.structs.replace(message, source=StreamSource())
+
+
+def column(values: array[int] | list[int]) -> bytes:
+    """A packed u64 column."""
+    return array("Q", values).tobytes()
