@@ -16,12 +16,14 @@ from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from master.packed import NOT_THERE, common_bytes, index_of, split_keys
-from master.run import Run
+from master.run import NEVER, Run
 from master.sharded import ShardedDict
 from master.wheel import NOWHERE, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from master.run import Copy
 
 RUN_BYTES = limits.RUN_PAGES_MAX * KEY_BYTES
 
@@ -77,8 +79,11 @@ class Tree:
             if run is None:
                 offset += KEY_BYTES
                 continue
-            page = index_of(run.keys, key)
-            size = common_bytes(run.keys, page * KEY_BYTES, keys, offset)
+            if keys.startswith(run.keys, offset):  # the usual case: all of a run
+                page, size = 0, len(run.keys)
+            else:
+                page = index_of(run.keys, key)
+                size = common_bytes(run.keys, page * KEY_BYTES, keys, offset)
             found.append(Stretch(offset // KEY_BYTES, size // KEY_BYTES, run, page))
             offset += size
         return found
@@ -93,8 +98,11 @@ class Tree:
             run = shards[key[0] & mask].get(key)
             if run is None:
                 break
-            page = index_of(run.keys, key)
-            size = common_bytes(run.keys, page * KEY_BYTES, keys, offset)
+            if keys.startswith(run.keys, offset):  # the usual case: all of a run
+                page, size = 0, len(run.keys)
+            else:
+                page = index_of(run.keys, key)
+                size = common_bytes(run.keys, page * KEY_BYTES, keys, offset)
             first, count = offset // KEY_BYTES, size // KEY_BYTES
             gap = run.readable(self.parts, version).find(0, page, page + count)
             if gap >= 0:
@@ -155,25 +163,35 @@ class Tree:
         if run is not None and not run.keys.endswith(key):
             self.split(run, run.page_of(key) + 1)
 
-    def split(self, run: Run, page: int) -> Run:
-        """Cut `run` before `page`; the new run of the rest inherits everything."""
-        assert 0 < page < len(run), (page, len(run))
-        at, count = page * KEY_BYTES, len(run)
-        tail = _copied(run, run.keys[at - KEY_BYTES : at], run.keys[at:])
-        tail.copies = run.piece_copies(page, count)
-        tail.progress_s = run.progress_s
-        tail.leased_until_s = run.leased_until_s
-        tail.plans = tuple(plan for plan in run.plans if _overlap(plan.keys, tail.keys))
-        run.copies = run.piece_copies(0, page)
-        run.keys = run.keys[:at]
-        run.plans = tuple(plan for plan in run.plans if _overlap(plan.keys, run.keys))
-        run.mask_version = tail.mask_version = -1
-        self._index.put_all(split_keys(tail.keys), tail)
+    def split(self, run: Run, page: int) -> tuple[Run, Run]:
+        """Cut `run` before `page`: (head, tail). Both inherit everything; the longer stays `run`.
+
+        So what is indexed anew is the shorter one, and a head is not always the object it was.
+        """
+        pages, at = len(run), page * KEY_BYTES
+        assert 0 < page < pages, (page, pages)
+        other = _copied(run, run.parent, run.keys)
+        other.leased_until_s = run.leased_until_s
+        head, tail = (run, other) if 2 * page >= pages else (other, run)
+        copies, plans, keys = run.copies, run.plans, run.keys
+        tail.copies = tuple(_pieces(copies, page, pages))
+        head.copies = tuple(_pieces(copies, 0, page))
+        head.keys, tail.keys = keys[:at], keys[at:]
+        head.plans = tuple(plan for plan in plans if _overlap(plan.keys, head.keys))
+        tail.plans = tuple(plan for plan in plans if _overlap(plan.keys, tail.keys))
+        head.mask_version = tail.mask_version = NEVER
+        if head is other and run.parent != ROOT_PARENT:
+            siblings = self._children.get(run.parent)
+            assert siblings is not None, run.parent
+            del siblings[run]
+            siblings[head] = None
+        tail.parent = head.last_key
+        self._index.put_all(split_keys(other.keys), other)
         self._adopt(tail)
         self.runs += 1
         if run.bucket != NOWHERE:
-            self._expiry.place(tail, tail.expires_s)
-        return tail
+            self._expiry.place(other, other.expires_s)
+        return head, tail
 
     def prune(self, run: Run) -> list[Run]:
         """Drop holes that nothing hangs below, from the end of `run` and on towards the root.
@@ -203,9 +221,9 @@ class Tree:
             self._index.pop(key)
         self.pages -= len(dropped) // KEY_BYTES
         if keep:
-            run.copies = run.piece_copies(0, keep)
+            run.copies = tuple(_pieces(run.copies, 0, keep))
             run.keys = run.keys[: keep * KEY_BYTES]
-            run.mask_version = -1
+            run.mask_version = NEVER
             return
         self.runs -= 1
         self._expiry.discard(run)
@@ -269,6 +287,12 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         pattern.heat,
         progress_s=pattern.progress_s,
     )
+
+
+def _pieces(copies: tuple[Copy, ...], first: int, stop: int) -> Iterator[Copy]:
+    """The copies of pages [first, stop) alone, as far as they have any of them."""
+    pieces = (copy.piece(first, stop) for copy in copies)
+    return (piece for piece in pieces if piece is not None)
 
 
 def _overlap(some: bytes, other: bytes) -> bool:

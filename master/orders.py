@@ -145,6 +145,8 @@ class OrderBook:
 
     def dispatch(self, actions: list[Action]) -> None:
         """Turn what is queued into commands, as far as the bound on those in flight allows."""
+        if not self._queued:
+            return
         for key, order in list(self._queued.items()):
             segment = order.segment
             if segment.session is None or segment.state is not SegmentState.LIVE:

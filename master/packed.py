@@ -48,16 +48,18 @@ def index_of(keys: bytes, key: bytes) -> int:
 def common_bytes(held: bytes, at: int, asked: bytes, offset: int) -> int:
     """How many bytes of `asked` from `offset` on equal `held` from `at` on, in whole keys.
 
-    The first key is known to be equal. One comparison in the usual case, a binary search in the
-    other, never a loop over keys.
+    The first key is known to be equal. One comparison where all are, a binary search where some
+    are, never a loop over keys.
     """
     size = min(len(held) - at, len(asked) - offset)
-    if size == len(held):
-        if asked.startswith(held, offset):
-            return size
-    elif held[at : at + size] == asked[offset : offset + size]:
+    second = at + KEY_BYTES
+    if size == KEY_BYTES or not asked.startswith(
+        held[second : second + KEY_BYTES], offset + KEY_BYTES
+    ):
+        return KEY_BYTES
+    if held[at : at + size] == asked[offset : offset + size]:
         return size
-    low, high = KEY_BYTES, size
+    low, high = 2 * KEY_BYTES, size
     while high - low > KEY_BYTES:
         middle = (low + high) // (2 * KEY_BYTES) * KEY_BYTES
         if held[at + low : at + middle] == asked[offset + low : offset + middle]:

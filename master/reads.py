@@ -41,7 +41,7 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     known = _known(core, caller, message.namespace, message.keys)
     found = known.tree.leading(message.keys, core.version)
     if message.lease and found:
-        _split_at_end(known.tree, found[-1])  # so that only matched pages are leased
+        found[-1] = _split_at_end(known.tree, found[-1])  # so that only matched pages are leased
     core.counters["pages_matched"] += sum(stretch.count for stretch in found)
     core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
     _answer_located(core, caller, found, message)
@@ -96,10 +96,12 @@ def _known(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNa
     return known
 
 
-def _split_at_end(tree: Tree, last: Stretch) -> None:
+def _split_at_end(tree: Tree, last: Stretch) -> Stretch:
     end = last.page + last.count
-    if end < len(last.run):
-        tree.split(last.run, end)
+    if end == len(last.run):
+        return last
+    head, _ = tree.split(last.run, end)
+    return Stretch(last.first, last.count, head, last.page)
 
 
 def _lease(core: Core, run: Run) -> None:

@@ -99,6 +99,11 @@ class Removals:
         removal.open_steps += 1
         self._storing.append(removal)
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether some removal waits for what is stored now."""
+        return bool(self._storing)
+
     def take_storing(self) -> list[Removal]:
         """The removals that wait for what is stored now."""
         storing, self._storing = self._storing, []
@@ -253,6 +258,8 @@ def answer_overdue_removals(core: Core) -> None:
 
 def store_tombstones(core: Core) -> None:
     """Make this event's tombstones durable; the removals that wait for them go on then."""
+    if not core.tombstones.is_dirty and not core.removals.is_storing:
+        return
     values, deletes = core.tombstones.take_dirty()
     waiting = core.removals.take_storing()
 

@@ -181,11 +181,6 @@ class Run(msgspec.Struct, gc=False, eq=False):
         if copy.absent == len(self):
             self.copies = tuple(other for other in self.copies if other is not copy)
 
-    def piece_copies(self, first: int, stop: int) -> tuple[Copy, ...]:
-        """The copies of pages [first, stop) alone."""
-        pieces = (copy.piece(first, stop) for copy in self.copies)
-        return tuple(piece for piece in pieces if piece is not None)
-
     def is_hole(self, page: int) -> bool:
         """Whether no copy of this page is left, and no plan for it is open."""
         if any(copy.generation(page) for copy in self.copies):

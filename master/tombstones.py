@@ -65,6 +65,11 @@ class Tombstones:
             del rows[key]
             self._dirty[segment] = None
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether rows have changed since they were last written."""
+        return bool(self._dirty)
+
     def take_dirty(self) -> tuple[tuple[tuple[str, bytes], ...], tuple[str, ...]]:
         """(values to write, values to delete) of the segments that changed."""
         puts: list[tuple[str, bytes]] = []

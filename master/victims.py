@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from master.run import Run
     from master.segments import Segment
 
-SAMPLES: Final = 16
+_SEALED: Final = int(ExtentState.SEALED)
+SAMPLES: Final = 32
+KEPT: Final = 4
+"""Victims of one search: the lowest scores of all samples, so that each costs 8 samples."""
 FRUITLESS_MAX: Final = 4
 """Searches in a row that may find nothing before the segment is given up for now."""
 DEPTH_MAX: Final = 256
@@ -39,30 +42,34 @@ def evict_some(
     freed = fruitless = 0
     while chunks and freed < goal_bytes and searches > 0 and fruitless < FRUITLESS_MAX:
         searches -= 1
-        victim = find_victim(core, chunks)
-        if victim is None:
-            fruitless += 1
-            continue
-        fruitless = 0
-        freed += evict_tail(core, segment, victim, goal_bytes - freed)
+        victims = find_victims(core, chunks)
+        fruitless = 0 if victims else fruitless + 1
+        for victim in victims:
+            # An earlier victim may have taken this one along, or bared its parent.
+            if freed < goal_bytes and victim.keys:
+                freed += evict_tail(core, segment, victim, goal_bytes - freed)
     return freed, searches
 
 
-def find_victim(core: Core, chunks: Sequence[Chunk]) -> Run | None:
-    """The leaf of lowest score among some samples; None when none of them may go."""
-    best: Run | None = None
+def find_victims(core: Core, chunks: Sequence[Chunk]) -> list[Run]:
+    """The leaves of lowest score among some samples, lowest first; none when none may go."""
+    found: dict[Run, None] = {}
     for _ in range(SAMPLES):
         number = core.sample() >> 16
         chunk = chunks[number % len(chunks)]
-        slot = chunk.states.find(ExtentState.SEALED, (number >> 24) % chunk.slots)
+        slot = chunk.states.find(_SEALED, (number >> 24) % chunk.slots)
         if slot < 0:
-            slot = chunk.states.find(ExtentState.SEALED)
+            slot = chunk.states.find(_SEALED)
             if slot < 0:
                 continue
         leaf = _leaf(core, chunk, slot)
-        if leaf is not None and (best is None or leaf.heat < best.heat):
-            best = leaf
-    return best
+        if leaf is not None:
+            found[leaf] = None
+    return sorted(found, key=_score)[:KEPT]
+
+
+def _score(run: Run) -> float:
+    return run.heat
 
 
 def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
@@ -70,11 +77,12 @@ def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
     tree = core.tree(chunk.namespaces[slot])
     run = tree.get(chunk.key(slot))
     assert run is not None, (chunk.start, slot)
-    depth = 0
-    while tree.has_children(run) and depth < DEPTH_MAX:
-        run = next(tree.children(run))
-        depth += 1
-    return run if may_go(core, tree, run) else None
+    for _ in range(DEPTH_MAX):
+        child = next(tree.children(run), None)
+        if child is None:
+            return None if run.plans or run.leased_until_s > core.now else run
+        run = child
+    return None
 
 
 def may_go(core: Core, tree: Tree, run: Run) -> bool:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.record import RecordState
-from kvstore.wire.messages.puts import AbortPut, PutPlans, Sealed
+from kvstore.wire.messages.puts import AbortPut, PageRange, PlanSpan, PutPlans, RefusedRange, Sealed
 from kvstore.wire.messages.reads import Located, Lookup, RenewLease
 from master.packed import words
 from tests.unit.master_rig import FakeWorker, OpenedNamespace, Rig
@@ -23,14 +23,14 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple)
 names = st.sampled_from(["w1", "w2"])
 
 
-def key_of(path: tuple[int, ...]) -> bytes:
+def key_of(two: bool, path: tuple[int, ...]) -> bytes:
     """Key of the page at the end of a path."""
-    return hashlib.sha256(bytes(path)).digest()
+    return hashlib.sha256(bytes([two, *path])).digest()
 
 
-def keys_of(path: tuple[int, ...], start: int = 0) -> bytes:
+def keys_of(two: bool, path: tuple[int, ...], start: int = 0) -> bytes:
     """Packed keys of the pages along a path, from the `start`-th on."""
-    return b"".join(key_of(path[: i + 1]) for i in range(start, len(path)))
+    return b"".join(key_of(two, path[: i + 1]) for i in range(start, len(path)))
 
 
 class MasterMachine(RuleBasedStateMachine):
@@ -58,8 +58,8 @@ class MasterMachine(RuleBasedStateMachine):
     def put(self, path: tuple[int, ...], start: int, two: bool, sent: int) -> None:
         """Plan a chain, let workers pull it, report some of it."""
         start = min(start, len(path) - 1)
-        keys = keys_of(path, start)
-        parent = key_of(path[:start]) if start else ROOT_PARENT
+        keys = keys_of(two, path, start)
+        parent = key_of(two, path[:start]) if start else ROOT_PARENT
         space = self.spaces[two]
         reply = space.begin(keys, parent, (0, 1) if two else (0,))
         assert isinstance(reply, PutPlans), reply
@@ -72,9 +72,11 @@ class MasterMachine(RuleBasedStateMachine):
     @staticmethod
     def check_answer(reply: PutPlans, pages: int, parts: int) -> None:
         """Every (page, part) is in exactly one of the three lists."""
+        answered: list[PlanSpan | PageRange | RefusedRange] = []
+        answered += [*reply.spans, *reply.present, *reply.refused]
         seen = [
             (page, each.part)
-            for each in (*reply.spans, *reply.present, *reply.refused)
+            for each in answered
             for page in range(each.first, each.first + each.count)
         ]
         assert sorted(seen) == [(page, part) for page in range(pages) for part in range(parts)]
@@ -120,7 +122,7 @@ class MasterMachine(RuleBasedStateMachine):
     @rule(path=paths, two=st.booleans(), lease=st.booleans(), some=st.booleans())
     def read(self, path: tuple[int, ...], two: bool, lease: bool, some: bool) -> None:
         """Match or look up; what comes back is what the workers hold."""
-        space, keys = self.spaces[two], keys_of(path)
+        space, keys = self.spaces[two], keys_of(two, path)
         if some:
             found = self.rig.ask(self.rig.engine, Lookup(space.id, keys, (), lease))
         else:
@@ -161,20 +163,19 @@ class MasterMachine(RuleBasedStateMachine):
     @rule(path=paths, two=st.booleans())
     def renew(self, path: tuple[int, ...], two: bool) -> None:
         """Renew leases; those that are refused have ended or are gone."""
-        space, keys = self.spaces[two], keys_of(path)
+        space, keys = self.spaces[two], keys_of(two, path)
         self.rig.ask(self.rig.engine, RenewLease(space.id, keys, bytes(8 * len(path))))
 
     @rule(path=paths, start=st.integers(0, 6), two=st.booleans())
     def remove(self, path: tuple[int, ...], start: int, two: bool) -> None:
         """Remove pages; once answered they stay away."""
         space = self.spaces[two]
-        keys = keys_of(path, min(start, len(path) - 1))
-        held = {
-            (worker.segment, record.key): record.generation
-            for worker in self.rig.workers.values()
-            for record in worker.records.values()
-            if record.namespace_ordinal == space.ordinal
-        }
+        keys = keys_of(two, path, min(start, len(path) - 1))
+        held: dict[tuple[str, bytes], int] = {}
+        for worker in self.rig.workers.values():
+            for record in worker.records.values():
+                place = worker.segment, record.key
+                held[place] = max(held.get(place, 0), record.generation)
         asked = self.rig.last_request + 1
         reply = space.remove(keys)
         for _ in range(200):
