@@ -101,7 +101,15 @@ class ChunkTable:
 class SegmentTable:
     """Chunks of one segment, cut as requests name them and cut anew when they have emptied."""
 
-    __slots__ = ("_chunk_of_frame", "_floors", "chunks", "geometry", "incarnation", "segment")
+    __slots__ = (
+        "_chunk_of_frame",
+        "_floors",
+        "_frame_bytes",
+        "chunks",
+        "geometry",
+        "incarnation",
+        "segment",
+    )
 
     def __init__(self, segment: SegmentId, incarnation: Incarnation, geometry: Geometry) -> None:
         """A segment of this life in which nothing lies."""
@@ -109,6 +117,7 @@ class SegmentTable:
         self.incarnation = incarnation
         self.geometry = geometry
         self.chunks: dict[int, ChunkTable] = {}
+        self._frame_bytes = geometry.frame_bytes
         self._chunk_of_frame: list[ChunkTable | None] = [None] * geometry.frames
         self._floors = array("Q", [0]) * geometry.frames
 
@@ -129,11 +138,11 @@ class SegmentTable:
 
         None while extents of another class lie there, or work on them is going on.
         """
-        start = self.geometry.chunk_start(offset, size_class)
-        found = self.chunks.get(start)
+        found = self.chunk_around(offset)
         if found is not None and found.size_class == size_class:
             return found
-        first = start // self.geometry.frame_bytes
+        start = self.geometry.chunk_start(offset, size_class)
+        first = start // self._frame_bytes
         frames = range(first, first + self.geometry.chunk_frames(size_class))
         there = (self._chunk_of_frame[frame] for frame in frames)
         others = {chunk.start: chunk for chunk in there if chunk is not None}
@@ -150,7 +159,7 @@ class SegmentTable:
 
     def chunk_around(self, offset: int) -> ChunkTable | None:
         """The chunk, of whatever class, in which this payload offset lies."""
-        frame = offset // self.geometry.frame_bytes
+        frame = offset // self._frame_bytes
         return self._chunk_of_frame[frame] if frame < len(self._chunk_of_frame) else None
 
     def _drop(self, chunk: ChunkTable) -> None:
@@ -162,21 +171,26 @@ class SegmentTable:
         del self.chunks[chunk.start]
 
     def _frames(self, chunk: ChunkTable) -> range:
-        first = chunk.start // self.geometry.frame_bytes
+        first = chunk.start // self._frame_bytes
         return range(first, first + self.geometry.chunk_frames(chunk.size_class))
 
     def stretches(self, size_class: int, offsets: array[int]) -> tuple[Stretch, ...]:
         """`offsets` as runs of neighbours. BadValue unless all are distinct extents in place."""
         if len(set(offsets)) != len(offsets):
             raise BadValue("offsets", list(offsets), "distinct extents")
-        found: list[Stretch] = []
-        page, count = 0, len(offsets)
+        geometry, found, page, count = self.geometry, list[Stretch](), 0, len(offsets)
+        if not count:
+            return ()
+        geometry.check_extent(offsets[0], size_class)
+        span, slots = geometry.chunk_span(size_class), geometry.chunk_slots(size_class)
+        room = geometry.payload_bytes - size_class
         while page < count:
             offset = offsets[page]
-            self.geometry.check_extent(offset, size_class)
-            start = self.geometry.chunk_start(offset, size_class)
-            slot = (offset - start) // size_class
-            stop = min(count, page + self.geometry.chunk_slots(size_class) - slot)
+            start = offset // span * span
+            slot, rest = divmod(offset - start, size_class)
+            if rest or slot >= slots or offset > room:
+                geometry.check_extent(offset, size_class)  # says what is wrong with it
+            stop = min(count, page + slots - slot)
             last, expected = page + 1, offset + size_class
             while last < stop and offsets[last] == expected:
                 last, expected = last + 1, expected + size_class

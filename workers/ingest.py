@@ -226,16 +226,16 @@ class Pull:
             self._outcomes[page:stop] = bytes((Outcome.OUT_OF_SPACE,)) * stretch.count
             return
         batch = self._records(stretch)
-        records.write(stretch, size_class, batch, 0, stretch.count)
+        records.write(stretch, batch, 0, stretch.count)
         self._outcomes[page:stop] = self._fill(stretch)
         batch.restate(RecordState.SEALED)
         if not any(self._outcomes[page:stop]):
-            records.write(stretch, size_class, batch, 0, stretch.count)
+            records.write(stretch, batch, 0, stretch.count)
             return
         for i in range(stretch.count):
             each = _part(stretch, i, 1, size_class)
             if self._outcomes[page + i] == Outcome.OK:
-                records.write(each, size_class, batch, i, i + 1)
+                records.write(each, batch, i, i + 1)
             else:
                 records.write_free(each, size_class)
 

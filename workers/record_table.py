@@ -46,8 +46,10 @@ class RecordTable:
         self._fd = fd
         self._view = view
         self._geometry = geometry
-        self._allocated: set[int] = set()
-        """Record tables, by file offset, whose memory is certain to be there."""
+        self._frame_bytes = geometry.frame_bytes
+        self._table_bytes = geometry.records_per_frame * RECORD_BYTES
+        self._allocated: set[tuple[int, int]] = set()
+        """(chunk start, class) of record tables whose memory is certain to be there."""
 
     def read(self, offset: int, size_class: int) -> memoryview:
         """The RECORD_BYTES of one extent's record, as they are at this moment."""
@@ -59,21 +61,24 @@ class RecordTable:
 
         Without this a full /dev/shm would kill the process at the first write.
         """
-        at, length = self._geometry.table_range(stretch.chunk_start, size_class)
-        if at not in self._allocated:
+        if (stretch.chunk_start, size_class) not in self._allocated:
+            at, length = self._geometry.table_range(stretch.chunk_start, size_class)
             os.posix_fallocate(self._fd, at, length)
-            self._allocated.add(at)
+            self._allocated.add((stretch.chunk_start, size_class))
 
-    def write(
-        self, stretch: Stretch, size_class: int, batch: RecordBatch, start: int, stop: int
-    ) -> None:
+    def _place(self, stretch: Stretch) -> int:
+        """File offset of the stretch's first record; what Geometry.record_offset says."""
+        table = stretch.chunk_start // self._frame_bytes * self._table_bytes
+        return HEADER_BYTES + table + stretch.slot * RECORD_BYTES
+
+    def write(self, stretch: Stretch, batch: RecordBatch, start: int, stop: int) -> None:
         """Write records [start, stop) of a batch to the first slots of the stretch."""
-        at = self._geometry.record_offset(stretch.offset, size_class)
+        at = self._place(stretch)
         self._view[at : at + (stop - start) * RECORD_BYTES] = batch.packed(start, stop)
 
     def write_free(self, stretch: Stretch, size_class: int) -> None:
         """Make a stretch's records FREE. Needs no memory: a hole is FREE already."""
-        at = self._geometry.record_offset(stretch.offset, size_class)
+        at = self._place(stretch)
         length = stretch.count * RECORD_BYTES
         try:
             self.require(stretch, size_class)

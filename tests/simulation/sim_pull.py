@@ -131,7 +131,7 @@ class PullRun:
                 self.worker.world.counts["busy by a reader"] += 1
         batches = [self._record(each) for each in locked]
         for each, batch in zip(locked, batches, strict=True):
-            memory.records.write(each, size_class, batch, 0, 1)
+            memory.records.write(each, batch, 0, 1)
             memory.damaged.discard(each.offset)
         self._in_hand = locked
         yield self.worker.copy_delay_s()
@@ -146,7 +146,7 @@ class PullRun:
         records, size_class = self.memory.records, self.start.size_class
         if self.outcomes[each.page] == Outcome.OK:
             batch.restate(RecordState.SEALED)
-            records.write(each, size_class, batch, 0, 1)
+            records.write(each, batch, 0, 1)
             self.worker.checks.sealed(self.memory, self.memory.record(each.offset, size_class))
         else:
             records.write_free(each, size_class)
