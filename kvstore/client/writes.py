@@ -20,7 +20,7 @@ from kvstore.client.outcomes import (
     refused_reason,
 )
 from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
-from kvstore.errors import KVStoreError, MalformedMessage
+from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.page import PageChain
 from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
 
 PATIENCE: Final = 0.9
-"""Share of the time left that the master may hold an answer back: the rest is for the reply."""
+"""Share of the time left for the master to hold an answer back, or for workers to pull: the rest is
+for the reply, and for giving up what was not pulled (I20)."""
 PAUSE_MIN_S: Final = 0.01
 PAUSE_MAX_S: Final = 1.0
 ABORT_TIMEOUT_S: Final = 1.0
@@ -268,7 +269,7 @@ def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> S
     """Have the planned pages pulled, note what became of each, give failed plans up."""
     spans = tuple(_span(batch, pages, plans, plan) for plan in plans.spans)
     left_s = max(0.0, batch.request.deadline_s - clock.now_s())
-    results = yield from move(IngestPages(spans, left_s))
+    results = yield from move(IngestPages(spans, left_s * PATIENCE))
     failed: list[int] = []
     for plan, outcomes in zip(plans.spans, results, strict=True):
         part, mine = _part_and_pages(batch, pages, plan)
@@ -280,7 +281,7 @@ def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> S
             failed.append(plan.generation)
         _note_failures(part, mine, outcomes)
     if failed:
-        yield from _abort(tuple(failed))
+        yield from _abort(tuple(failed), batch.request.deadline_s - clock.now_s())
 
 
 def _note_failures(part: _Part, pages: list[int], outcomes: bytes) -> None:
@@ -328,22 +329,37 @@ def _segment(plans: PutPlans, index: int) -> SegmentRef:
     return plans.segments[index]
 
 
-def _abort(generations: tuple[int, ...]) -> Steps[None]:
+def _abort(generations: tuple[int, ...], left_s: float) -> Steps[None]:
     """Give plans up now. When that fails they time out at the master by themselves."""
+    if left_s <= 0:
+        return
     try:
-        yield from ask(AbortPut(generations), Done, ABORT_TIMEOUT_S)
+        yield from ask(AbortPut(generations), Done, min(ABORT_TIMEOUT_S, left_s))
     except KVStoreError:
         return
 
 
 def _results(batch: _Batch, clock: Clock) -> Steps[list[PutOutcome]]:
-    """Outcomes in order. Where others hold parts too, one Probe tells what is visible."""
+    """Outcomes in order. Where others hold parts too, one Probe tells what is visible.
+
+    What nobody could tell within the deadline counts as not visible.
+    """
     namespace = batch.request.opened.namespace
     everything = namespace.is_opaque or len(batch.parts) == len(namespace.parts)
     stored = any(_State.STORED in part.states for part in batch.parts.values())
     visible = b"\1" * batch.pages
     if stored and not everything:
-        left_s = max(ABORT_TIMEOUT_S, batch.request.deadline_s - clock.now_s())
-        probed = yield from ask(Probe(namespace.id, batch.chain.packed), Probed, left_s)
-        visible = probed.present.ljust(batch.pages, b"\0")
+        visible = yield from _visible(batch, batch.request.deadline_s - clock.now_s())
     return [batch.outcome(page, visible[page] == 1) for page in range(batch.pages)]
+
+
+def _visible(batch: _Batch, left_s: float) -> Steps[bytes]:
+    """One byte a page: 1 where all parts are known to be in."""
+    if left_s <= 0:
+        return bytes(batch.pages)
+    question = Probe(batch.request.opened.namespace.id, batch.chain.packed)
+    try:
+        probed = yield from ask(question, Probed, left_s)
+    except DeadlineExceeded:
+        return bytes(batch.pages)
+    return probed.present.ljust(batch.pages, b"\0")

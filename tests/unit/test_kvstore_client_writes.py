@@ -11,7 +11,7 @@ from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
 from kvstore.client.steps import drive
 from kvstore.client.writes import PartSource, PutRequest, put_steps
-from kvstore.errors import MalformedMessage, Unavailable
+from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import opaque
 from kvstore.page import PageChain
@@ -23,7 +23,10 @@ from tests.fakes import payload
 from tests.unit.client_scripts import Script, begin_put, keys_asked, opened, plan, plans
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.client.outcomes import PutOutcome
+    from kvstore.transfer.transport import IngestSpan
     from kvstore.wire.messages.base import Message
 
 SIZE = 4096
@@ -274,3 +277,30 @@ def test_named_objects_are_chains_of_their_own() -> None:
 def test_an_answer_about_other_pages_is_malformed(answer: Message) -> None:
     with pytest.raises(MalformedMessage):
         put(Script().will(answer), 2)
+
+
+class Stuck(Script):
+    """Everybody takes all the time that he is given; the first question alone is answered."""
+
+    def ask(self, message: Message, timeout_s: float) -> Message:
+        if self.asked:
+            self.clock.advance(timeout_s)
+            raise DeadlineExceeded(type(message).__name__)
+        return super().ask(message, timeout_s)
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        self.clock.advance(timeout_s)
+        return [bytes((Outcome.TRANSPORT,)) * len(span) for span in spans]
+
+
+def test_a_put_among_the_dead_ends_by_its_deadline() -> None:
+    script = Stuck()
+    ends_s = script.clock.now_s() + 10.0
+    outcomes = put(script.will(plans(plan(0, 2, 1))), 2, timeout_s=10.0)
+    assert outcomes == [Refused(RefusedReason.TRANSPORT)] * 2
+    assert script.clock.now_s() == pytest.approx(ends_s)
+
+
+def test_what_no_one_could_tell_in_time_is_not_visible() -> None:
+    script = Script().will(plans(plan(0, 2, 1)), DeadlineExceeded("no answer"))
+    assert put(script, 2, space=opened(tensor_parallel=2)) == [Stored(visible=False)] * 2
