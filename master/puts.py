@@ -22,6 +22,7 @@ from master.packed import WORD, split_keys, word, words
 from master.planning import Planner
 from master.plans import OPEN, Incomplete, Plan, PlanPage, Put
 from master.run import Copy, Run
+from master.seconds import check_seconds
 from master.segments import Segment, SegmentState
 from master.sessions import Caller
 from master.waiting import Waiting
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.directory import Tree
     from master.namespaces import KnownNamespace
-    from master.sessions import Owner
+    from master.plans import Owner
+    from master.sessions import Session
 
 REQUEST_BYTES: Final = 16
 DUE_PER_TICK_MAX: Final = 32
+BATCH_PARTS_MAX: Final = 16 * limits.BATCH_PAGES_MAX
+"""Parts of all pages of one put."""
 
 
 def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
@@ -61,7 +65,7 @@ def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> No
     known = core.namespaces.get(message.namespace)
     owner = caller.session.owner
     timeout_s = core.tunables.put_timeout_s(_asked_bytes(message))
-    put = Put(owner.token, message.request, timeout_s, core.now, {})
+    put = Put(owner, message.request, timeout_s, core.now, {})
     planner = Planner(core, known, put, message)
     try:
         planner.plan()
@@ -113,9 +117,7 @@ def answer_overdue_waits(core: Core) -> None:
 
 
 def _retry(core: Core, waiting: Waiting) -> None:
-    session = core.sessions.get(waiting.session)
-    if session is None:  # the peer is on its way back on another connection, and will ask again
-        return
+    session = core.sessions[waiting.session]
     session.owner.waits.pop(waiting.message.request, None)
     caller = Caller(session, waiting.request_id)
     try:
@@ -133,6 +135,11 @@ def _check(known: KnownNamespace, message: BeginPut) -> None:
     """Raise CallerError naming the field; nothing has changed by then."""
     if len(message.request) != REQUEST_BYTES:
         raise BadValue("request", message.request, f"{REQUEST_BYTES} bytes")
+    check_seconds("timeout_s", message.timeout_s)
+    if message.ttl_s is not None:
+        check_seconds("ttl_s", message.ttl_s)
+    if message.replicas is not None and not 1 <= message.replicas <= limits.REPLICAS_MAX:
+        raise BadValue("replicas", message.replicas, f"1 to {limits.REPLICAS_MAX}")
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
@@ -150,6 +157,8 @@ def _check(known: KnownNamespace, message: BeginPut) -> None:
         pages += len(chain.keys) // KEY_BYTES
     if pages > limits.BATCH_PAGES_MAX:
         raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
+    if pages * len(message.parts) > BATCH_PARTS_MAX:
+        raise BadValue("parts", len(message.parts), f"at most {BATCH_PARTS_MAX} parts in all")
 
 
 def sealed(core: Core, caller: Caller, message: Sealed) -> None:
@@ -162,7 +171,9 @@ def sealed(core: Core, caller: Caller, message: Sealed) -> None:
     if segment.state is not SegmentState.LIVE:
         raise Unavailable(f"segment {segment.id} is {segment.state.value}: its inventory is first")
     plan = core.plans.get(message.generation)
-    if plan is not None and plan.segment is segment and plan.part == message.part:
+    if plan is not None and not _is_for(message, plan):
+        plan = None
+    if plan is not None:
         first = plan.page_of(message.keys[:KEY_BYTES])
         if (
             first >= 0
@@ -189,13 +200,21 @@ def _sealing_segment(core: Core, caller: Caller, message: Sealed) -> Segment:
     return segment
 
 
+def _is_for(message: Sealed, plan: Plan) -> bool:
+    return (message.segment, message.namespace_ordinal, message.part) == (
+        plan.segment.id,
+        plan.namespace,
+        plan.part,
+    )
+
+
 def _seal_singly(core: Core, segment: Segment, plan: Plan | None, message: Sealed) -> bytes:
     """The uncommon case: a repeated report, gaps, or pages that are no longer planned."""
     outcomes = bytearray()
     offsets = words(message.offsets)
     for i, key in enumerate(split_keys(message.keys)):
         at = slice(i * WORD, (i + 1) * WORD)
-        if plan is not None and plan.segment is segment and plan.part == message.part:
+        if plan is not None:
             page = plan.page_of(key)
             if (
                 page >= 0
@@ -263,9 +282,7 @@ def _close_plan(core: Core, plan: Plan) -> list[Run]:
     del put.plans[plan.generation]
     if not put.plans:
         core.put_deadlines.discard(put)
-        owner = core.owners.get(put.owner)
-        if owner is not None:
-            owner.puts.pop(put.request, None)
+        put.owner.puts.pop(put.request, None)
     tree = core.tree(plan.namespace)
     runs = [stretch.run for stretch in tree.stretches(plan.keys)]
     for run in runs:
@@ -329,7 +346,7 @@ def abort_put(core: Core, caller: Caller, message: AbortPut) -> None:
         raise BadValue("generations", len(message.generations), f"at most {limits.BATCH_PAGES_MAX}")
     for generation in message.generations:
         plan = core.plans.get(generation)
-        if plan is not None and plan.put.owner == caller.session.owner.token:
+        if plan is not None and plan.put.owner is caller.session.owner:
             fail_plan(core, plan)
     core.reply(caller, Done())
 
@@ -345,11 +362,16 @@ def fail_overdue_puts(core: Core) -> None:
             fail_put(core, put)
 
 
+def release_session(core: Core, session: Session) -> None:
+    """Answers that were held back for this connection have nowhere to go any more (I18)."""
+    waits = session.owner.waits
+    for request in [each for each, held in waits.items() if held.session == session.id]:
+        core.waiting.forget(waits.pop(request))
+
+
 def release_owner(core: Core, owner: Owner) -> None:
     """Its last connection is gone: nothing that it held is left (I18)."""
     for put in list(owner.puts.values()):
         fail_put(core, put)
-    for waiting in owner.waits.values():
-        core.waiting.forget(waiting)
-    owner.waits.clear()
-    assert not owner.puts, owner.token
+    assert not owner.puts, owner.key
+    assert not owner.waits, owner.key

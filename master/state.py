@@ -52,7 +52,8 @@ from master.events import (
     Tick,
 )
 from master.invariants import check_invariants
-from master.sessions import WORKER, Caller, Owner, Session
+from master.plans import Owner
+from master.sessions import WORKER, Caller, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -181,9 +182,10 @@ class MasterState:
 
     def _opened(self, event: SessionOpened) -> None:
         owners = self.core.owners
-        owner = owners.get(event.token)
+        key = event.role, event.tenant, event.token
+        owner = owners.get(key)
         if owner is None:
-            owner = owners[event.token] = Owner(event.token, {}, {}, {})
+            owner = owners[key] = Owner(key, {}, {}, {})
         owner.sessions[event.session] = None
         self.core.sessions[event.session] = Session(
             event.session, event.role, event.tenant, event.name, owner
@@ -195,11 +197,12 @@ class MasterState:
         if session is None:
             return
         membership.session_closed(core, session)
+        puts.release_session(core, session)
         owner = session.owner
         del owner.sessions[session.id]
         if not owner.sessions:
             puts.release_owner(core, owner)
-            del core.owners[owner.token]
+            del core.owners[owner.key]
 
     def _tick(self) -> None:
         core = self.core
