@@ -136,6 +136,8 @@ class WorkerState:
     def _tick(self) -> list[Action]:
         running = self.holdings.pulls()
         actions = self.membership.tick(self._now, len(running))
+        if actions and self.is_serving:  # a heartbeat is due: the pace for another try
+            actions += self.pulls.report_again()
         if self.is_fenced(self._now):
             actions += self.pulls.cancel(running)
             actions += self.pulls.resume()  # the gate now answers them

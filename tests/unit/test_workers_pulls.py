@@ -12,6 +12,7 @@ from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import FenceExtents
 from kvstore.wire.messages.puts import Sealed, SealedNoted
 from tests.unit.worker_scripts import (
+    BEAT_S,
     CHUNK,
     EPOCH,
     INCARNATION,
@@ -332,6 +333,22 @@ def test_a_chunk_cut_anew_remembers_what_was_fenced() -> None:
     assert one(script.ask(ingest((0,), 5))[1], events.AnswerIngest).outcomes == bytes(
         (Outcome.FENCED,)
     )
+
+
+def test_a_seal_that_nobody_answered_is_reported_again_with_the_next_heartbeat() -> None:
+    script = Script().serve()
+    message = ingest(THREE, 5)
+    report = one(script.finish(script.start(message)), events.CallMaster)
+    lost = one(script.feed(events.MasterAnswered(report.call, None)), events.AnswerIngest)
+    assert lost.outcomes == bytes((Outcome.TRANSPORT,)) * 3
+    script.now += BEAT_S
+    calls = [a for a in script.feed(events.Tick()) if isinstance(a, events.CallMaster)]
+    again = next(call for call in calls if isinstance(call.message, Sealed))
+    assert again.message == report.message
+    assert script.note(again, bytes(3)) == []
+    assert not script.state.pulls.unreported
+    script.now += BEAT_S
+    one(script.feed(events.Tick()), events.CallMaster)  # the heartbeat alone
 
 
 def test_undecided_is_no_outcome() -> None:
