@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from master.events import Action
     from master.inventory import Comparison
     from master.membership import Worker
-    from master.plans import Incomplete, Plan, Put
+    from master.plans import Incomplete, Owner, OwnerKey, Plan, Put
     from master.run import Run
     from master.segments import Segment
-    from master.sessions import Caller, Owner, Session
+    from master.sessions import Caller, Session
     from master.suspects import Suspect
     from master.tunables import Tunables
 
@@ -60,7 +60,7 @@ class Core:
         self.counters: Counter[str] = Counter()
 
         self.sessions: dict[SessionId, Session] = {}
-        self.owners: dict[bytes, Owner] = {}
+        self.owners: dict[OwnerKey, Owner] = {}
         self.workers: dict[str, Worker] = {}
         self.segments: dict[str, Segment] = {}
         self.version = 0

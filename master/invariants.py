@@ -128,8 +128,8 @@ def _check_owners(core: Core) -> None:
             raise InvariantBroken("I18: an owner without a session")
     puts = {id(plan.put): plan.put for plan in core.plans.values()}
     for put in puts.values():
-        held = core.owners.get(put.owner)
-        if held is None or held.puts.get(put.request) is not put or put.bucket < 0:
+        known = core.owners.get(put.owner.key) is put.owner
+        if not known or put.owner.puts.get(put.request) is not put or put.bucket < 0:
             raise InvariantBroken("I18: a put without an owner or a deadline")
     if sum(len(owner.puts) for owner in core.owners.values()) != len(puts):
         raise InvariantBroken("I18: an owner keeps a put without open plans")

@@ -28,6 +28,7 @@ import msgspec
 from kvstore.errors import AccessDenied, BadValue, CorruptPage, Unavailable
 from kvstore.record import RECORD_BYTES, Record, RecordState, chunk_digest, unpack_record
 from kvstore.replica import ExtentEvent, ExtentState
+from kvstore.segment import size_class_of
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import (
     ChunkDigest,
@@ -174,6 +175,8 @@ def _unpacked(core: Core, segment: Segment, message: InventoryRows, row: bytes) 
         if record is None or record.state is RecordState.FREE:
             return None
         segment.geometry.check_extent(record.offset, record.size_class)
+        if size_class_of(record.size_class) != record.size_class:
+            raise BadValue("size_class", record.size_class, "a size class")
     except (CorruptPage, BadValue):
         core.counters["records_corrupt"] += 1
         return None

@@ -53,8 +53,8 @@ class Worker(msgspec.Struct, eq=False):
         """That of its segments, as one."""
         if self.lost:
             return SegmentState.LOST
-        live = all(segment.state is SegmentState.LIVE for segment in self.segments.values())
-        return SegmentState.LIVE if live else SegmentState.JOINING
+        states = {segment.state for segment in self.segments.values()}
+        return SegmentState.JOINING if SegmentState.JOINING in states else SegmentState.LIVE
 
 
 def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None:
@@ -75,7 +75,8 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     worker.session, worker.heard_s, worker.lost = session.id, core.now, False
     offered = {offer.segment: offer for offer in message.segments}
     for name in [name for name in worker.segments if name not in offered]:
-        _forget_segment(core, worker.segments[name])
+        if worker.segments[name].state is not SegmentState.LOST:
+            lose_segment(core, worker.segments[name])
     for offer in message.segments:
         _join(core, worker, offer)
     core.version += 1
@@ -140,9 +141,9 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
 
 
 def _forget_segment(core: Core, segment: Segment) -> None:
-    """It will not come back: its copies are cleaned away, its tombstones have no use."""
+    """It is given up: its copies are cleaned away; if it comes back, it counts as empty (I29)."""
     lose_segment(core, segment)
-    core.tombstones.keep_only(segment.id, set())
+    core.tombstones.forget(segment.id, core.new_generation())
     del core.segments[segment.id]
     core.workers[segment.worker].segments.pop(segment.id, None)
 

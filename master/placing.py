@@ -58,8 +58,7 @@ def forget_ranking(core: Core) -> None:
 
 def is_quarantine_full(core: Core, segment: Segment) -> bool:
     """Whether too much of the segment waits for fences, but for what a reader's lock holds."""
-    held = len(segment.held) and sum(segment.held.values())
-    waiting = segment.allocator.bytes_in[ExtentState.QUARANTINED] - held
+    waiting = segment.allocator.bytes_in[ExtentState.QUARANTINED] - sum(segment.held.values())
     return waiting > core.tunables.quarantine_fraction_max * segment.geometry.payload_bytes
 
 

@@ -62,7 +62,7 @@ class Planner:
         self.blocked_on: dict[bytes, None] = {}
         """Pages that another put has open: the first one of each chain and part."""
         self.wanted_bytes: dict[int, int] = {}
-        """Bytes that found no room, by size class."""
+        """Bytes that could find room if others went, by the size class that found none."""
         self._core = core
         self._tree: Tree = known.tree
         self._put = put
@@ -180,7 +180,9 @@ class Planner:
         reason = placing.refusal(self._core, size_class)
         self._refuse(first, count, part, reason)
         wanted = self.wanted_bytes.get(size_class, 0)
-        self.wanted_bytes[size_class] = wanted + count * size_class
+        if reason is Outcome.OUT_OF_SPACE:  # a full quarantine is no reason to evict
+            wanted += count * size_class
+        self.wanted_bytes[size_class] = wanted
 
     def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
         self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
@@ -204,9 +206,13 @@ class Planner:
             at = after
 
     def _attach(self, plan: Plan) -> None:
+        core = self._core
         for stretch in self._tree.stretches(plan.keys):
-            stretch.run.plans = (*stretch.run.plans, plan)
-            stretch.run.progress_s = self._core.now
+            run = stretch.run
+            run.plans = (*run.plans, plan)
+            run.progress_s = run.created_s = core.now
+            run.ttl_s = max(run.ttl_s, core.page_ttl_s(self._message.ttl_s))
+            run.expires_s = max(run.expires_s, core.now + run.ttl_s)
 
 
 def _check_chain(chain: PutChain, found: list[Stretch]) -> None:

@@ -1,6 +1,6 @@
-"""Put plans: extents reserved for pages about to be written, and the put that they belong to.
+"""Put plans: extents reserved for pages about to be written, the put and the owner of both.
 
-Owns which pages of a plan are still open. Must not know the tree, time or messages' senders.
+Owns which pages of a plan are still open. Must not know the tree or time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import msgspec
 
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.puts import PutPlans
+from master.events import SessionId
 from master.extent_allocator import Span
 from master.packed import WORD, index_of
 from master.segments import Segment
+from master.waiting import Waiting
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
@@ -32,11 +34,25 @@ class PlanPage(IntEnum):
 OPEN: Final = int(PlanPage.OPEN)
 
 
+OwnerKey = tuple[str, str, bytes]
+"""Role, tenant and token: nobody shares another's puts by knowing its token alone."""
+
+
+class Owner(msgspec.Struct, eq=False):
+    """A peer, known by the token of its Hello. Everything it holds goes when it is gone (I18)."""
+
+    key: OwnerKey
+    sessions: dict[SessionId, None] = {}
+    puts: dict[bytes, Put] = {}
+    """Puts with open plans, by request id."""
+    waits: dict[bytes, Waiting] = {}
+    """Puts whose answer is held back, by request id."""
+
+
 class Put(msgspec.Struct, eq=False):
     """One BeginPut that was granted something; its plans fail together when it stops (I18)."""
 
-    owner: bytes
-    """Token of the session that asked."""
+    owner: Owner
     request: bytes
     timeout_s: float
     progress_s: float

@@ -20,6 +20,7 @@ from kvstore.wire.messages.reads import Remove, Removed
 from master.orders import OrderKind
 from master.packed import WORD, words
 from master.puts import fail_pages, prune
+from master.seconds import check_seconds
 from master.sessions import Caller
 from master.wheel import NOWHERE, Wheel
 
@@ -114,13 +115,14 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     """Take pages out for good; answer Removed when no holder will ever offer them again."""
     known = core.namespaces.get(message.namespace)
     caller.session.must_own(known.namespace.content)
+    check_seconds("timeout_s", message.timeout_s)
     pages = len(message.keys) // KEY_BYTES
     if len(message.keys) % KEY_BYTES or pages > limits.BATCH_PAGES_MAX:
         raise BadValue("keys", len(message.keys), f"at most {limits.BATCH_PAGES_MAX} whole keys")
     if not core.tombstones.has_room(pages * known.tree.parts):
         raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")
     removal = Removal(caller, known.ordinal, message.keys, bytearray(pages), followers=[])
-    timeout_s = min(max(message.timeout_s, 0.0), limits.CALL_TIMEOUT_MAX_S)
+    timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     core.removals.deadlines.place(removal, core.now + timeout_s)
     core.start(_take_out(core, known, removal))
 
@@ -170,7 +172,7 @@ def _take_out_stretch(
                 core.removals.store(removal)
                 fail_pages(core, plan, plan.page_of(key), 1)
     for i, key in enumerate(keys):
-        if removal.removed[at + i] and core.removals.pending(removal.namespace, key) is None:
+        if removal.removed[at + i]:
             core.removals.note(removal, key)
     if run.keys:
         prune(core, tree, run)

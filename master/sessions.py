@@ -1,4 +1,4 @@
-"""Who is connected: sessions (connections) and owners (peers that survive a reconnect)."""
+"""Who is connected, and what its role and tenant allow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgspec
 
 from kvstore.errors import AccessDenied
 from master.events import SessionId
-from master.plans import Put
-from master.waiting import Waiting
+from master.plans import Owner
 
 if TYPE_CHECKING:
     from kvstore.namespace import Content
@@ -17,17 +16,6 @@ if TYPE_CHECKING:
 ENGINE: Final = "engine"
 WORKER: Final = "worker"
 OPERATOR: Final = "operator"
-
-
-class Owner(msgspec.Struct, eq=False):
-    """A peer, known by the token of its Hello. Everything it holds goes when it is gone (I18)."""
-
-    token: bytes
-    sessions: dict[SessionId, None] = {}
-    puts: dict[bytes, Put] = {}
-    """Puts with open plans, by request id."""
-    waits: dict[bytes, Waiting] = {}
-    """Puts whose answer is held back, by request id."""
 
 
 class Session(msgspec.Struct, eq=False, frozen=True):

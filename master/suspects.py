@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvstore import limits
+from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
@@ -34,6 +36,8 @@ def report_suspect(core: Core, caller: Caller, message: ReportSuspect) -> None:
     """Have the worker verify this copy, if it is still the one that was read; answer Done."""
     known = core.namespaces.get(message.namespace)
     caller.session.must_own(known.namespace.content)
+    if len(message.key) != KEY_BYTES:
+        raise BadValue("key", len(message.key), f"{KEY_BYTES} bytes")
     core.counters["suspects_reported"] += 1
     run = known.tree.get(message.key)
     segment = core.segments.get(message.segment)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PREFIX: Final = "tombstones/"
+EVERY_PAGE: Final = bytes(32)
+"""Key of the row of a segment that was given up; no page has it, it is the root's parent."""
 _ROW: Final = struct.Struct("<32sQ")
 
 
@@ -49,21 +51,26 @@ class Tombstones:
     def covers(self, segment: str, key: bytes, generation: int) -> bool:
         """Whether this generation was removed."""
         rows = self._rows.get(segment)
-        return rows is not None and generation <= rows.get(key, 0)
+        return rows is not None and generation <= max(rows.get(key, 0), rows.get(EVERY_PAGE, 0))
 
     def clear(self, segment: str, key: bytes, generation: int) -> None:
         """The holder has freed this generation, and so has no lower one."""
         rows = self._rows.get(segment)
-        if rows is not None and 0 < rows.get(key, 0) <= generation:
+        if rows is not None and 0 < rows.get(key, 0) <= generation and key != EVERY_PAGE:
             del rows[key]
             self._dirty[segment] = None
 
     def keep_only(self, segment: str, keys: set[bytes]) -> None:
         """The holder lists none but these any more."""
         rows = self._rows.get(segment, {})
-        for key in [key for key in rows if key not in keys]:
+        for key in [key for key in rows if key not in keys and key != EVERY_PAGE]:
             del rows[key]
             self._dirty[segment] = None
+
+    def forget(self, segment: str, generation: int) -> None:
+        """The segment is given up: if it ever comes back, nothing up to this generation does."""
+        self._rows[segment] = {EVERY_PAGE: generation}
+        self._dirty[segment] = None
 
     @property
     def is_dirty(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvstore.ids import ROOT_PARENT
 from kvstore.replica import ExtentState
 from kvstore.segment import size_class_of
 from master.retiring import retire_copy, retire_pages
@@ -53,7 +54,7 @@ def evict_some(
 
 def find_victims(core: Core, chunks: Sequence[Chunk]) -> list[Run]:
     """The leaves of lowest score among some samples, lowest first; none when none may go."""
-    found: dict[Run, None] = {}
+    found: dict[Run, float] = {}
     for _ in range(SAMPLES):
         number = core.sample() >> 16
         chunk = chunks[number % len(chunks)]
@@ -64,11 +65,18 @@ def find_victims(core: Core, chunks: Sequence[Chunk]) -> list[Run]:
                 continue
         leaf = _leaf(core, chunk, slot)
         if leaf is not None:
-            found[leaf] = None
-    return sorted(found, key=_score)[:KEPT]
+            found[leaf] = _score(core, leaf)
+    return sorted(found, key=found.__getitem__)[:KEPT]
 
 
-def _score(run: Run) -> float:
+def _score(core: Core, run: Run) -> float:
+    """The policy's score; pages that a hole before them hides go first."""
+    if any(copy.absent for copy in run.copies):
+        return float("-inf")
+    if run.parent != ROOT_PARENT:
+        parent = core.tree(run.namespace).get(run.parent)
+        if parent is None or parent.is_hole(len(parent) - 1):
+            return float("-inf")
     return run.heat
 
 
