@@ -8,16 +8,14 @@ what a victim of eviction costs, and how long the longest call took while the ma
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
-from array import array
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.filled_master import CHAIN_PAGES, FILL_PAGES, Fill, Filled
 from benchmarks.harness import (
     KIB,
     MIB,
@@ -32,25 +30,15 @@ from benchmarks.harness import (
 )
 from benchmarks.peers import mooncake_store
 from benchmarks.peers.mooncake_store import MooncakeStore, Requester
-from benchmarks.pool import PAGE_TOKENS, layout_of
-from benchmarks.synthetic_worker import TIMEOUT_S, Master
-from kvstore import KVStore, limits
 from kvstore.page import PageChain
-from kvstore.rpc.connection import Connection
-from kvstore.rpc.identity import Identity, Role
-from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from kvstore.wire.messages.puts import PlanSpan
 
 KEYS: Final = (1, 16, 256, 1000)
-CHAIN_PAGES: Final = 1024
-FILL_PAGES: Final = 256
 PUT_PAGES: Final = 64
-PART_BYTES: Final = 8 * KIB
 CALLS_A_ROUND: Final = 20
 RANDOM_KEYS: Final = 256
 PEER_PAGE_BYTES: Final = 1 * KIB
@@ -61,98 +49,9 @@ VICTIMS: Final = 20_000
 EVICTION_PUTS: Final = 16
 SETTLE_S: Final = 0.5
 """For what the master does in the background after the last put."""
-SPARE: Final = 1.10
-"""Room beyond what is filled in, so that eviction begins when it is meant to."""
 
 PROBE_TARGETS: Final = {1: 0.8, 16: 0.8, 256: 0.4, 1000: 0.3}
 MATCH_TARGETS: Final = {1: 0.6, 16: 0.6, 256: 0.6, 1000: 0.5}
-
-
-class Filled:
-    """A master, the client that asks it, and the chains that it knows."""
-
-    def __init__(self, pages: int) -> None:
-        """Start it empty, with room for `pages` and a little more."""
-        self.pages = pages
-        capacity = int(pages * SPARE / limits.WATERMARK_HIGH) * PART_BYTES
-        self.master = Master(capacity + 2 * limits.CHUNK_BYTES)
-        self.store = KVStore.connect(self.master.address, transports=("tcp",), timeout_s=TIMEOUT_S)
-        self.opened = self.store.open(*layout_of(PART_BYTES))
-        identity = Identity(Role.ENGINE)
-        self.line = Connection.open(self.master.address, identity, TIMEOUT_S)
-        self.chains: list[PageChain] = []
-        self._serial = 0
-
-    def close(self) -> None:
-        """End everything."""
-        self.line.close()
-        self.store.close()
-        self.master.__exit__(None, None, None)
-
-    def fresh_chain(self, pages: int) -> PageChain:
-        """Keys that nobody has used."""
-        self._serial += 1
-        head = [self._serial] * PAGE_TOKENS
-        return self.opened.chain([*head, *range(PAGE_TOKENS * (pages - 1))])
-
-    def fill(self) -> Fill:
-        """Put chains of CHAIN_PAGES until the master knows `pages`."""
-        before = memory_bytes(self.master.pid)
-        fill = Fill()
-        while fill.pages < self.pages:
-            chain = self.fresh_chain(min(CHAIN_PAGES, self.pages - fill.pages))
-            self.put(chain, FILL_PAGES, fill)
-            self.chains.append(chain)
-        fill.memory_bytes = memory_bytes(self.master.pid) - before
-        return fill
-
-    def put(self, chain: PageChain, step: int, fill: Fill) -> None:
-        """BeginPut and Sealed for a chain, `step` pages at a time; times go into `fill`."""
-        clock = ProcessClock([self.master.pid])
-        for start in range(0, len(chain), step):
-            piece = chain.slice(start, min(start + step, len(chain)))
-            message = BeginPut(
-                os.urandom(16), self.opened.namespace.id,
-                (PutChain(piece.parent, piece.packed),), (0,), (PART_BYTES,), TIMEOUT_S,
-            )  # fmt: skip
-            cpu_s, started_s = clock.now_s(), time.perf_counter()
-            plans = self.line.call(message, TIMEOUT_S)
-            planned_s = time.perf_counter()
-            assert isinstance(plans, PutPlans), plans
-            assert sum(span.count for span in plans.spans) == len(piece), plans
-            for span in plans.spans:
-                self._seal(span, plans, piece)
-            sealed_s = time.perf_counter()
-            fill.note(len(piece), planned_s - started_s, sealed_s - planned_s)
-            fill.cpu_s += clock.now_s() - cpu_s
-
-    def _seal(self, span: PlanSpan, plans: PutPlans, piece: PageChain) -> None:
-        keys = piece.slice(span.first, span.first + span.count).packed
-        worker = self.master.worker
-        worker.finish_seal(worker.start_seal(span, plans, self.opened.ordinal, keys))
-
-
-@dataclass
-class Fill:
-    """What putting pages cost."""
-
-    pages: int = 0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    """Of the master."""
-    memory_bytes: int = 0
-    calls_s: array[float] = field(default_factory=lambda: array("d"))
-
-    def note(self, pages: int, begin_s: float, seal_s: float) -> None:
-        """Add one BeginPut and its Sealed."""
-        self.pages += pages
-        self.seconds += begin_s + seal_s
-        self.calls_s.extend((begin_s, seal_s))
-
-    @property
-    def pages_per_core_s(self) -> float:
-        """Pages of one second of the master's processor."""
-        return self.pages / self.cpu_s
 
 
 def main() -> int:
@@ -365,24 +264,28 @@ def _puts(report: Report, filled: Sequence[Filled]) -> None:
 
 
 def _evictions(report: Report, filled: Filled) -> None:
-    """Go on putting into a full segment: what that costs beyond a put is the victims' cost."""
-    before, after = Fill(), Fill()
-    clock = ProcessClock([filled.master.pid])
+    """Go on putting into a full segment: what that costs beyond the puts is the victims' cost."""
+    plain, rest = Fill(), Fill()
     while not _evicted(filled):
+        rest = Fill()
         for _ in range(EVICTION_PUTS):
-            filled.put(filled.fresh_chain(FILL_PAGES), FILL_PAGES, before)
-    victims, cpu_s = _evicted(filled), clock.now_s()
-    while after.pages < VICTIMS:
-        filled.put(filled.fresh_chain(FILL_PAGES), FILL_PAGES, after)
+            filled.put(filled.fresh_chain(FILL_PAGES), FILL_PAGES, rest)
+        if not _evicted(filled):
+            plain.add(rest)
+    clock, full = ProcessClock([filled.master.pid]), Fill()
+    start, cpu_s = _evicted(filled), clock.now_s()
+    while _evicted(filled) - start < VICTIMS:
+        for _ in range(EVICTION_PUTS):
+            filled.put(filled.fresh_chain(FILL_PAGES), FILL_PAGES, full)
     time.sleep(SETTLE_S)
-    cpu_s, victims = clock.now_s() - cpu_s, _evicted(filled) - victims
-    cost_us = (cpu_s - before.cpu_s / before.pages * after.pages) / max(victims, 1) * 1e6
+    cpu_s, victims = clock.now_s() - cpu_s, _evicted(filled) - start
+    cost_us = (cpu_s - plain.cpu_s / plain.pages * full.pages) / victims * 1e6
     row = {
         "pool": filled.pages,
-        "pages put": after.pages,
+        "pages put": full.pages,
         "victims": victims,
         "us a victim": cost_us,
-        "longest call ms": max(after.calls_s) * 1e3,
+        "longest call ms": max(full.calls_s) * 1e3,
     }
     report.table("Eviction, cost of the master's processor beyond the puts'", [row])
     report.at_most("eviction/us_a_victim", cost_us, 30.0)
