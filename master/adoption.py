@@ -35,12 +35,12 @@ def adopt(core: Core, segment: Segment, records: list[Record]) -> Iterator[None]
             _adopt_group(core, segment, group)
             group = []
             yield
-        if not _take_in(core, segment, record):
-            continue
         if group and not _follows(group[-1], record):
+            # Before the next record is judged: it may be of a page that is in the group.
             _adopt_group(core, segment, group)
             group = []
-        group.append(record)
+        if _take_in(core, segment, record):
+            group.append(record)
     _adopt_group(core, segment, group)
 
 
