@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from kvstore.clock import SystemClock
+from kvstore.errors import DeadlineExceeded
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import Server
 from kvstore.wire.framing import FrameKind
-from kvstore.wire.messages.common import Address
+from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import (
+    CheckExtents,
+    FenceExtents,
+    FreeExtents,
     Heartbeat,
     HeartbeatNoted,
     InventoryEnd,
@@ -32,12 +36,19 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
     RegisterWorker,
+    RetireExtents,
     WorkerAccepted,
 )
 from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted, StreamSource
-from kvstore.wire.messages.transfers import AttachBuffer
-from tests.unit.worker_scripts import EPOCH
-from tests.unit.worker_segments import Pages, opened, sealed_memfd
+from kvstore.wire.messages.transfers import (
+    AttachBuffer,
+    CheckRecords,
+    ReadEnded,
+    ReadExtents,
+    ReadStarted,
+)
+from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
+from tests.unit.worker_segments import Pages, memory_folder, opened, sealed_memfd
 from workers.control_link import ControlLink
 from workers.extent_table import SegmentTable
 from workers.listeners import Listeners
@@ -58,6 +69,7 @@ if TYPE_CHECKING:
 
 CLUSTER: Final = "testing"
 WORKER: Final = "w"
+OFFSETS: Final = (0, PAGE, 2 * PAGE, CHUNK)
 PATIENCE_S: Final = 20.0
 """Only a test that fails waits so long."""
 
@@ -238,7 +250,8 @@ class Client:
     def send(self, message: Message, **extras: object) -> int:
         """Ask; the request's id."""
         self._last += 1
-        self.link.send(FrameKind.REQUEST, self._last, message, **extras)  # type: ignore[arg-type]  # passed on
+        kind = FrameKind.REQUEST
+        self.link.send(kind, self._last, message, **extras)  # type: ignore[arg-type]  # passed on
         return self._last
 
     def reply(self, request_id: int) -> Message:
@@ -277,3 +290,67 @@ def streamed(message: Ingest) -> Ingest:
 def column(values: array[int] | list[int]) -> bytes:
     """A packed u64 column."""
     return array("Q", values).tobytes()
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, leader: Leader, clock: Clock | None = None, secret: bytes | None = None
+) -> Iterator[Rig]:
+    """A worker that serves, until the block ends."""
+    rig = Rig(folder, leader, clock=clock, secret=secret)
+    try:
+        leader.await_served()
+        yield rig
+    finally:
+        rig.stop()
+
+
+@contextlib.contextmanager
+def pool() -> Iterator[Rig]:
+    """A leader and a worker that serves, in a folder of their own."""
+    with memory_folder() as folder:
+        leader = Leader()
+        try:
+            with running(folder, leader) as rig:
+                yield rig
+        finally:
+            leader.stop()
+
+
+def order(
+    kind: type[FenceExtents | FreeExtents | RetireExtents | CheckExtents], rig: Rig,
+    offsets: tuple[int, ...] = OFFSETS, counter: int = 5,
+) -> Message:  # fmt: skip
+    """A command on these extents, at one generation."""
+    generations = column([generation(counter)] * len(offsets))
+    packed = column(list(offsets))
+    return kind(EPOCH, rig.segment.id, rig.segment.incarnation, PAGE, packed, generations)
+
+
+def question(kind: type[ReadExtents | CheckRecords], rig: Rig, pages: Pages) -> Message:
+    """A question about these pages, put there at generation 5."""
+    return kind(
+        rig.segment.id, rig.segment.incarnation, 0, pages.size, b"".join(pages.keys),
+        pages.offsets.tobytes(), column([generation(5)] * len(pages.keys)),
+    )  # fmt: skip
+
+
+def read(client: Client, pages: Pages) -> tuple[bytes, bytes, bytes]:
+    """Outcomes before, the bytes, outcomes after."""
+    request = client.send(question(ReadExtents, client.rig, pages))
+    started = client.reply(request)
+    assert isinstance(started, ReadStarted)
+    data = bytearray(started.outcomes.count(Outcome.OK) * pages.size)
+    client.link.receive_raw_into([memoryview(data)], soon())
+    ended = client.reply(request)
+    assert isinstance(ended, ReadEnded)
+    return started.outcomes, bytes(data), ended.outcomes
+
+
+def is_silent(client: Client) -> bool:
+    """Whether no frame has come."""
+    try:
+        client.link.receive(0.0)
+    except DeadlineExceeded:
+        return True
+    return False
