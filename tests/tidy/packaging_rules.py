@@ -51,7 +51,7 @@ def misnamed_tests(root: Path) -> list[str]:
     found = [
         f"tests/{path.name}: not a kind of test" for path in kinds if path.name not in TEST_KINDS
     ]
-    subjects = "|".join((*PACKAGES, *TEST_KINDS))
+    subjects = "|".join((*PACKAGES, *TEST_KINDS, "benchmarks"))
     pattern = re.compile(rf"test_({subjects})_\w+\.py")
     found += [
         f"{path.relative_to(root).as_posix()}: want test_<package>_<module>.py"
