@@ -32,6 +32,8 @@ def expire_runs(core: Core) -> None:
     last of them, so that its effective expiry is the maximum over its subtree.
     """
     for run in core.expiry.take_due(core.now, EXPIRED_PER_TICK):
+        if not run.keys:
+            continue  # it went with one before it
         tree = core.tree(run.namespace)
         if run.expires_s > core.now:
             core.expiry.place(run, run.expires_s)
