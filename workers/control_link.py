@@ -62,6 +62,8 @@ class ControlLink:
         self._commands: dict[int, tuple[Peer, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
+        self._told = ""
+        """The last failure to connect that was logged."""
 
     def start(self) -> None:
         """Begin to look for the leader; returns once other threads may call."""
@@ -121,7 +123,10 @@ class ControlLink:
                 each.cancel()
 
     def _refused(self, address: str, error: KVStoreError) -> None:
-        LOG.warning("master %s: %s", address, error)
+        told = f"master {address}: {error}"
+        if told != self._told:  # once, not at every try
+            LOG.warning(told)
+            self._told = told
         if isinstance(error, REFUSALS) and not self._was_connected:
             self._on_refused(error)
 
@@ -131,6 +136,7 @@ class ControlLink:
         peer = await dial_peer(address, self._identity, self._on_request, lambda _: ended.set())
         self._peer, self._was_connected = peer, True
         self._service.line.use(address)
+        self._told = ""
         LOG.info("master %s: connected", address)
         try:
             self._service.dispatch(LinkOpened())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from workers.service import Service
 
 LOG: Final = logging.getLogger(__name__)
+ACCEPT_PAUSE_S: Final = 0.05
+"""Between two tries to accept where the system is out of something."""
 
 
 class Listeners:
@@ -43,7 +45,7 @@ class Listeners:
         self._mutex = threading.Lock()
         self._sessions: dict[DataSession, threading.Thread] = {}
         self._greeting: set[socket.socket] = set()
-        self._is_closing = False
+        self._closing = threading.Event()
 
     @property
     def sessions(self) -> int:
@@ -60,7 +62,7 @@ class Listeners:
     def close(self) -> None:
         """Stop listening, end every connection, and wait for their threads."""
         with self._mutex:
-            self._is_closing = True
+            self._closing.set()
             greeting = list(self._greeting)
         for sock in self._sockets:
             where = parse_address(bound_address(sock))
@@ -88,14 +90,14 @@ class Listeners:
             try:
                 sock, _ = listening.accept()
             except OSError as error:
-                if self._is_closing:
+                # Out of descriptors, a dialler that gave up already, or the end.
+                if self._closing.wait(ACCEPT_PAUSE_S):
                     return
-                # Out of descriptors, or a dialler that gave up already.
                 LOG.warning("a connection was not accepted: %s", error)
                 continue
             with self._mutex:
                 busy = len(self._sessions) + len(self._greeting)
-                is_full = self._is_closing or busy >= limits.SESSIONS_MAX
+                is_full = self._closing.is_set() or busy >= limits.SESSIONS_MAX
                 if not is_full:
                     self._greeting.add(sock)
             if is_full:
@@ -126,7 +128,7 @@ class Listeners:
         session = DataSession(service, link, number, hello.session, is_unix=is_unix)
         with self._mutex:
             self._greeting.discard(sock)
-            if self._is_closing:
+            if self._closing.is_set():
                 link.close()
                 return None
             self._sessions[session] = threading.current_thread()

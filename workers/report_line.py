@@ -39,6 +39,8 @@ class ReportLine:
         """Nowhere to report to yet. The identity is that of a worker, by its name."""
         self._identity = identity
         self._mutex = threading.Lock()
+        self._dialling = threading.Lock()
+        """Apart from the mutex: `use`, which heartbeats wait for, never waits for a dial."""
         self._address: str | None = None
         self._connection: Connection | None = None
 
@@ -68,9 +70,17 @@ class ReportLine:
             return None
 
     def _open(self) -> Connection:
-        with self._mutex:
-            if self._address is None:
+        with self._dialling:
+            with self._mutex:
+                address, connection = self._address, self._connection
+            if connection is not None and connection.is_open:
+                return connection
+            if address is None:
                 raise Unavailable("no leader is known")
-            if self._connection is None or not self._connection.is_open:
-                self._connection = Connection.open(self._address, self._identity, REPORT_TIMEOUT_S)
-            return self._connection
+            made = Connection.open(address, self._identity, REPORT_TIMEOUT_S)
+            with self._mutex:
+                if self._address == address:
+                    self._connection = made
+                    return made
+            made.close()
+            raise Unavailable(f"{address} does not lead any more")
