@@ -183,8 +183,10 @@ os.register_at_fork(after_in_child=_SHARED.start_anew)
 
 
 def require() -> None:
-    """ConfigError, naming the reason, when the transfer engine may not be used here."""
+    """ConfigError, naming the reason, when the transfer engine cannot or may not be used here."""
     check_installed()
+    # A library that the system lacks shows only when the engine is loaded.
+    EngineProcess(EngineSettings()).close()
 
 
 def open_transport(context: TransferContext, timeout_s: float) -> MooncakeTransport:

@@ -62,6 +62,7 @@ BUILDS: Final = (
 )
 VERSION_MIN: Final = (0, 3, 13, 1)
 """0.3.13.post1. Before 0.3.12 transfers were torn after success, and any address was writable."""
+PROTOCOL_SWITCH: Final = "MC_TCP_PROTO"
 START_TIMEOUT_S: Final = 20.0
 MAP_TIMEOUT_S: Final = 60.0
 """Registering and touching hundreds of gigabytes takes this long."""
@@ -94,9 +95,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 def check_installed() -> str:
     """The engine's version. ConfigError, naming what is wrong, when it may not be used."""
-    if os.environ.get("MC_TCP_PROTO") == "1":
+    if os.environ.get(PROTOCOL_SWITCH) == "1":
         raise ConfigError(
-            "MC_TCP_PROTO: got 1, want it unset: writes of protocol 1 are not acknowledged"
+            f"{PROTOCOL_SWITCH}: got 1, want it unset: writes of protocol 1 are not acknowledged"
         )
     for build in BUILDS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -243,6 +244,7 @@ class EngineProcess:
 def _spawn(theirs: socket.socket, log: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "kvstore.transfer.mooncake_child", str(theirs.fileno())]
     environment = {"MC_LOG_LEVEL": "ERROR", **os.environ}
+    environment.pop(PROTOCOL_SWITCH, None)
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         pass_fds=(theirs.fileno(),), env=environment,

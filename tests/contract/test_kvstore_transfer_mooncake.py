@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from array import array
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
-from kvstore.errors import BadValue, BufferClosed, Unavailable
+from kvstore.errors import BadValue, BufferClosed, ConfigError, Unavailable
 from kvstore.page import payload_checksum
 from kvstore.rpc.identity import Identity, Role
 from kvstore.transfer import mooncake
@@ -206,6 +207,14 @@ def test_a_peer_cannot_write_into_a_buffer(worker: EngineWorker, buffer: Buffer)
         os.close(fd)
         stranger.close()
     assert bytes(buffer.view) == before
+
+
+def test_an_engine_that_cannot_be_loaded_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    mooncake.require()
+    # What a missing system library does to the child: it ends before it answers.
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="does not start"):
+        mooncake.require()
 
 
 def test_memory_that_is_no_buffer_is_refused(
