@@ -33,6 +33,9 @@ ROUND_BYTES_MAX: Final = 256 * limits.MIB
 SUSPECTS_PER_READ_MAX: Final = 32
 REPORT_TIMEOUT_S: Final = 1.0
 
+_SUSPECT: Final = frozenset((Outcome.CHECKSUM, Outcome.STALE))
+"""Under a valid lease neither the bytes nor the record of a page may be anything but its own."""
+
 _HIT: Final = Hit()
 
 Rank = Callable[[SegmentRef], int | None]
@@ -170,7 +173,7 @@ class _Read:
             self.queue.append(msgspec.structs.replace(stretch, at=stretch.at + 1, reread=False))
         else:
             self.miss(stretch, miss_reason(code) if code != Outcome.MISSING else MissReason.STALE)
-        return code == Outcome.CHECKSUM
+        return code in _SUSPECT
 
 
 def read_steps(request: ReadRequest, clock: Clock, rank: Rank) -> Steps[list[ReadOutcome]]:
@@ -252,7 +255,7 @@ def _renew(read: _Read, stretch: _Stretch, left_s: float) -> Steps[list[_Stretch
 
 
 def _report(read: _Read, stretch: _Stretch) -> Steps[None]:
-    """Tell the master of replicas whose bytes did not match twice, under a valid lease."""
+    """Tell the master of replicas whose bytes or record did not match, under a valid lease."""
     if stretch.piece.deadline_s is None:
         return
     offsets, generations, _ = stretch.columns()
@@ -261,7 +264,8 @@ def _report(read: _Read, stretch: _Stretch) -> Steps[None]:
     for i, (offset, generation) in enumerate(
         zip(column(offsets), column(generations), strict=True)
     ):
-        if read.suspects_left == 0:
+        left_s = read.request.deadline_s - read.clock.now_s()
+        if read.suspects_left == 0 or left_s <= 0:
             return
         read.suspects_left -= 1
         suspect = ReportSuspect(
@@ -269,6 +273,6 @@ def _report(read: _Read, stretch: _Stretch) -> Steps[None]:
             read.request.part, segment.segment, segment.incarnation, offset, generation,
         )  # fmt: skip
         try:
-            yield from ask(suspect, Done, REPORT_TIMEOUT_S)
+            yield from ask(suspect, Done, min(REPORT_TIMEOUT_S, left_s))
         except KVStoreError:
             return

@@ -145,6 +145,22 @@ def test_then_it_is_a_miss() -> None:
     pool.assert_wiped(2)
 
 
+def test_suspects_are_reported_within_the_deadline() -> None:
+    pool = Pool(3)
+    for page in range(3):
+        pool.spoil("near", page, Outcome.STALE)
+    match = pool.match()
+
+    def answer_late(message: Message) -> Message:
+        assert isinstance(message, ReportSuspect)
+        pool.script.clock.advance(2.0)
+        return Done()
+
+    pool.script.will(answer_late)
+    assert pool.read(match, timeout_s=1.0) == [Miss(MissReason.STALE)] * 3
+    assert len(pool.script.asked_of(ReportSuspect)) == 1
+
+
 def test_without_a_lease_nothing_is_suspect() -> None:
     pool = Pool(1)
     pool.spoil("near", 0, Outcome.CHECKSUM, Outcome.CHECKSUM)
@@ -165,10 +181,16 @@ def test_without_a_lease_nothing_is_suspect() -> None:
 def test_other_failures_go_to_the_next_replica_at_once(code: Outcome, reason: MissReason) -> None:
     pool = Pool(2, far=True)
     pool.spoil("near", 0, code)
-    assert pool.read(pool.match()) == [Hit()] * 2
+    match = pool.match()
+    pool.script.will(Done())
+    assert pool.read(match) == [Hit()] * 2
     pool = Pool(2)
     pool.spoil("near", 0, code)
-    assert pool.read(pool.match()) == [Miss(reason), Hit()]
+    match = pool.match()
+    pool.script.will(Done())
+    assert pool.read(match) == [Miss(reason), Hit()]
+    # Under a lease the record may not change: a page whose record did is a suspect.
+    assert len(pool.script.asked_of(ReportSuspect)) == (code is Outcome.STALE)
     pool.assert_wiped(0)
     assert len(pool.script.spans_read) == 1
 
@@ -177,7 +199,9 @@ def test_pages_that_fail_alike_are_retried_together() -> None:
     pool = Pool(6, far=True)
     for page in (1, 2, 3):
         pool.spoil("near", page, Outcome.STALE)
-    assert pool.read(pool.match()) == [Hit()] * 6
+    match = pool.match()
+    pool.script.will(Done(), Done(), Done())
+    assert pool.read(match) == [Hit()] * 6
     assert [len(span) for span in pool.script.spans_read] == [6, 3]
 
 
