@@ -14,8 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, assert_never
 
 from kvstore.errors import BadValue
-from kvstore.page import payload_checksum
-from kvstore.record import RecordState, unpack_record
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import InventoryRows
 from kvstore.wire.messages.puts import Sealed
@@ -24,6 +22,7 @@ from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
 from workers.metrics import Counts
 from workers.running_pulls import RunningPulls
+from workers.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -167,23 +166,14 @@ class Service:
 
     def _verify(self, action: events.VerifyPayloads) -> None:
         """Hash sealed extents; in a thread of its own, since it may take long (I27)."""
+        segment, size_class = self.segments[action.extents.segment], action.extents.size_class
         try:
             outcomes = b"".join(
-                bytes((self._verified(action.extents, stretch.offset + i),))
+                bytes((verify(segment, stretch.offset + i, size_class),))
                 for stretch in action.extents.stretches
-                for i in range(0, stretch.count * action.extents.size_class,
-                               action.extents.size_class)
-            )  # fmt: skip
+                for i in range(0, stretch.count * size_class, size_class)
+            )
         except Exception:
             LOG.exception("check of %s failed", action.extents.segment)
             outcomes = bytes((Outcome.TRANSPORT,)) * action.extents.count
         self.dispatch(events.WorkEnded(action.work, outcomes))
-
-    def _verified(self, extents: ExtentGroup, offset: int) -> Outcome:
-        segment = self.segments[extents.segment]
-        record = unpack_record(bytes(segment.records.read(offset, extents.size_class)))
-        if record is None or record.state is not RecordState.SEALED:
-            return Outcome.STALE
-        payload = segment.payload[offset : offset + record.payload_bytes]
-        found = payload_checksum(payload, record.key, record.part)
-        return Outcome.OK if found == record.checksum else Outcome.CHECKSUM
