@@ -81,6 +81,8 @@ class Checks:
         self.memories: dict[str, SegmentMemory] = {}
         self.workers: dict[str, SimWorker] = {}
         self.master: SimMaster | None = None
+        self.is_healed = False
+        """From here on nothing goes wrong any more."""
         self.dead_owners: dict[bytes, float] = {}
         """Session tokens of clients that have died, and when."""
         self.orders: dict[tuple[str, int, int], str] = {}
@@ -245,12 +247,17 @@ class Checks:
             places = [place for place in past.sealed if place.part == part]
             if any(self._is_readable_at(master, place) for place in places):
                 continue
-            return self._why_part_missing(master, places[-1])
+            known = [place for place in places if not self._is_unreported(master, place)]
+            return self._why_part_missing(master, known[-1])
         return None
 
     def _is_readable_at(self, master: SimMaster, place: Place) -> bool:
         is_sealed = master_view.state_of(master, place) == ExtentState.SEALED.name
         return is_sealed and master_view.is_readable(master, place.segment)
+
+    def _is_unreported(self, master: SimMaster, place: Place) -> bool:
+        """Whether the report of the seal has not come yet: then nobody was told of it either."""
+        return master_view.state_of(master, place) == ExtentState.RESERVED.name
 
     def _why_part_missing(self, master: SimMaster, place: Place) -> str | None:
         order = self.orders.get((place.segment, place.offset, place.generation))

@@ -52,8 +52,11 @@ class Moves(Protocol):
 
 def copy_delay_s(client: SimClient) -> float:
     """How long a client's copy of one piece takes; now and then it is swapped out meanwhile."""
-    if client.world.chance(client.checks.options.slow_copy):
-        return client.random.uniform(0.0, client.checks.options.slow_copy_max_s)
+    options = client.checks.options
+    if client.world.chance(options.slow_copy) and not client.checks.is_healed:
+        stopped_s = client.random.uniform(0.0, options.slow_copy_max_s)
+        client.world.nodes[client.name].stopped_s += stopped_s
+        return stopped_s
     return client.random.uniform(0.0001, 0.001)
 
 
@@ -153,7 +156,7 @@ class Put:
     def _disturb(self) -> None:
         """A fault: somebody writes into the buffer while it is being put."""
         client = self._client
-        if not client.world.chance(client.checks.options.disturb):
+        if client.checks.is_healed or not client.world.chance(client.checks.options.disturb):
             return
         client.world.counts["fault source changed"] += 1
         at = client.random.randrange(len(self.buffer))

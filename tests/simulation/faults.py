@@ -119,6 +119,7 @@ class Faults:
     def heal(self) -> None:
         """Everything works again, and goes on working."""
         self._is_over = True
+        self._simulation.checks.is_healed = True
         world = self._world
         world.note("heal")
         world.weather = FAIR

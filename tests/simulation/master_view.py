@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.extent_allocator import Chunk
+    from master.plans import Plan
     from master.segments import Segment
     from tests.simulation.history import Place
     from tests.simulation.sim_master import SimMaster
@@ -40,6 +41,11 @@ def core_of(master: SimMaster) -> Core:
 def parts(master: SimMaster, namespace: bytes) -> range:
     """The parts that a page of a namespace has."""
     return range(core_of(master).namespaces.get(namespace).tree.parts)
+
+
+def owner_token(plan: Plan) -> bytes:
+    """The session token of who put this."""
+    return plan.put.owner.key[2]
 
 
 def live_segments(master: SimMaster) -> list[Segment]:

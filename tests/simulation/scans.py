@@ -94,7 +94,7 @@ def _nothing_of_the_dead(checks: Checks) -> None:
     assert master is not None
     core = master_view.core_of(master)
     for plan in core.plans.values():
-        died_s = checks.dead_owners.get(plan.put.owner)
+        died_s = checks.dead_owners.get(master_view.owner_token(plan))
         if died_s is None:
             continue
         if checks.world.now > max(died_s, plan.put.progress_s) + OWNER_GRACE_S:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from kvstore.errors import CorruptPage
-from kvstore.page import payload_checksum
 from kvstore.record import Record, RecordState, pack_record, unpack_record
 from kvstore.replica import Tier
 from kvstore.wire.messages.base import Message
@@ -31,6 +29,7 @@ from workers import events
 from workers.extent_table import SegmentTable
 from workers.membership import Profile
 from workers.state import WorkerState
+from workers.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from tests.simulation.sim_client import SimClient
     from tests.simulation.sim_master import SimMaster
     from tests.simulation.world import World
+
+TICK_MAX_S: Final = 0.25
+"""As in workers.control_link: a tick comes at least this often, whatever the core asks for."""
 
 
 class SimWorker:
@@ -134,7 +136,7 @@ class SimWorker:
 
     def _set_alarm(self) -> None:
         assert self.core is not None
-        at_s = self.core.next_wakeup()
+        at_s = min(self.core.next_wakeup(), self.world.now + TICK_MAX_S)
         if at_s < self._alarm_at_s:
             self._alarm_at_s = at_s
             delay_s = max(0.0, at_s - self.world.now)
@@ -259,7 +261,8 @@ class SimWorker:
 
     def copy_delay_s(self) -> float:
         """How long one piece of work takes."""
-        return self.world.random.uniform(0.0001, self.copy_delay_max_s)
+        longest_s = 0.001 if self.checks.is_healed else self.copy_delay_max_s
+        return self.world.random.uniform(0.0001, longest_s)
 
     def _do_work(
         self, action: events.WriteFree | events.WriteRemoved | events.VerifyPayloads
@@ -278,7 +281,7 @@ class SimWorker:
                     memory.records.write_removed(stretch, size_class)
                     outcomes += bytes(stretch.count)
                 case events.VerifyPayloads():
-                    outcomes += bytes(_verified(memory, at, size_class) for at in places)
+                    outcomes += bytes(verify(memory, at, size_class) for at in places)
         yield self.copy_delay_s()
         self.feed(events.WorkEnded(action.work, bytes(outcomes)))
 
@@ -291,15 +294,3 @@ class SimWorker:
 
 def _no_client(name: str) -> SimClient:
     raise AssertionError(name)
-
-
-def _verified(memory: SegmentMemory, offset: int, size_class: int) -> Outcome:
-    try:
-        record = unpack_record(memory.records.read(offset, size_class))
-    except CorruptPage:
-        return Outcome.CHECKSUM
-    if record is None:
-        return Outcome.CHECKSUM
-    data = memory.payload[offset : offset + record.payload_bytes]
-    matches = payload_checksum(data, record.key, record.part) == record.checksum
-    return Outcome.OK if matches else Outcome.CHECKSUM
