@@ -130,12 +130,13 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
 def _take_out(core: Core, known: KnownNamespace, removal: Removal) -> Iterator[None]:
     """A job: make the pages invisible, tell the holders."""
     for first in range(0, len(removal.removed), PAGES_PER_STEP):
+        if first:
+            yield
         at = slice(first * KEY_BYTES, (first + PAGES_PER_STEP) * KEY_BYTES)
         _join_earlier(core, removal, first, removal.keys[at])
         for stretch in known.tree.stretches(removal.keys[at]):
             if stretch.run.keys:
                 _take_out_stretch(core, known.tree, removal, first, stretch)
-        yield
     step_done(core, removal)
 
 

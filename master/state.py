@@ -143,12 +143,11 @@ class MasterState:
     def next_wakeup(self, now: float) -> float:
         """When the next Tick is wanted at the latest; `now` when there is work left."""
         core = self.core
-        if core.jobs:
+        if core.jobs or core.waiting.any_woken:
             return now
         return max(
             now,
             min(
-                core.expiry.next_s(),
                 core.put_deadlines.next_s(),
                 core.waiting.by_deadline.next_s(),
                 core.orders.next_s(),

@@ -55,6 +55,7 @@ from master.tunables import Tunables
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
     from master.events import Action, Event
+    from master.plans import Owner
 
 TENANT = "tenant"
 CHUNK = 64 * 1024
@@ -326,6 +327,10 @@ class Rig:
         """Take the reply to a request."""
         return self.replies.pop((session, request_id), None)
 
+    def engine_owner(self) -> Owner:
+        """What the engine holds."""
+        return self.master.core.sessions[self.engine].owner
+
     @property
     def last_request(self) -> int:
         """Id of the request that was sent last."""
@@ -488,9 +493,10 @@ class OpenedNamespace:
         assert isinstance(reply, Located), reply
         return reply
 
-    def remove(self, keys: bytes) -> bytes | None:
+    def remove(self, keys: bytes, timeout_s: float = 5.0) -> bytes | None:
         """Remove pages; None when the answer is held back."""
-        reply = self.rig.ask(self.rig.engine, Remove(self.id, keys, 5.0))
+        request = Remove(self.id, keys, timeout_s)
+        reply = self.rig.ask(self.rig.engine, request)
         if reply is None:
             return None
         assert isinstance(reply, Removed), reply
