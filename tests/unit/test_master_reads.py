@@ -1,0 +1,263 @@
+"""Lookups, probes, leases: what is found, in which form, and what it keeps in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore import limits
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.reads import (
+    LeaseRenewed,
+    Located,
+    LocatedCopy,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    RenewLease,
+)
+from master.packed import words
+from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+
+KEYS = chain(1, 8)
+
+
+def key(page: int) -> bytes:
+    """Key of one page of KEYS."""
+    return KEYS[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+
+
+def upto(page: int) -> bytes:
+    """Keys of the pages of KEYS before this one."""
+    return KEYS[: page * KEY_BYTES]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """A master with one worker."""
+    made = Rig()
+    made.add_worker()
+    return made
+
+
+@pytest.fixture
+def space(rig: Rig) -> OpenedNamespace:
+    """A namespace of one part."""
+    return rig.open_namespace()
+
+
+def stretches(found: Located) -> list[tuple[int, int]]:
+    """(first, count) of each run in an answer."""
+    return [(run.first, run.count) for run in found.runs]
+
+
+def lookup(space: OpenedNamespace, keys: bytes, *, lease: bool = True) -> Located:
+    """Look pages up."""
+    reply = space.rig.ask(space.rig.engine, Lookup(space.id, keys, (), lease))
+    assert isinstance(reply, Located), reply
+    return reply
+
+
+def lease_end(space: OpenedNamespace, page: bytes) -> float:
+    """Until when the page's run is leased."""
+    run = space.rig.master.core.namespaces.get(space.id).tree.get(page)
+    assert run is not None
+    return run.leased_until_s
+
+
+def test_a_match_says_where_the_pages_are(rig: Rig, space: OpenedNamespace) -> None:
+    plans = space.put(KEYS)
+    found = space.match(KEYS + chain(2, 2))
+    assert stretches(found) == [(0, 8)]
+    (copy,) = found.runs[0].copies
+    assert isinstance(copy, LocatedCopy)
+    assert (copy.part, copy.part_bytes) == (0, 4096)
+    assert copy.offsets == plans.spans[0].offsets
+    assert set(words(copy.generations)) == {plans.spans[0].generation}
+    assert list(words(copy.checksums)) == [
+        int.from_bytes(key(page)[:8], "little") for page in range(8)
+    ]
+    assert found.segments[copy.segment] == rig.master.core.segments["w1-dram"].ref
+    assert found.lease_ttl_s == limits.LEASE_TTL_S
+
+
+def test_a_match_leases_matched_pages_only(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    assert stretches(space.match(upto(5))) == [(0, 5)]
+    until_s = rig.now + limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
+    assert lease_end(space, key(4)) == until_s
+    assert lease_end(space, key(5)) == 0.0
+    assert stretches(space.match(KEYS, lease=False)) == [(0, 5), (5, 3)]
+
+
+def test_a_match_in_the_middle_starts_there(space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    found = space.match(KEYS[3 * KEY_BYTES : 6 * KEY_BYTES])
+    assert stretches(found) == [(0, 3)]
+    assert words(found.runs[0].copies[0].offsets)[0] == 3 * 4096
+
+
+def test_without_lease_nothing_is_split_or_promised(space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    found = space.match(upto(5), lease=False)
+    assert (stretches(found), found.lease_ttl_s) == ([(0, 5)], 0.0)
+    assert lease_end(space, key(0)) == 0.0
+    assert space.rig.master.core.namespaces.get(space.id).tree.runs == 1
+
+
+def test_a_match_stops_at_a_hole_and_a_lookup_does_not(space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    space.remove(key(3))
+    assert stretches(space.match(KEYS)) == [(0, 3)]
+    assert stretches(lookup(space, KEYS)) == [(0, 3), (4, 4)]
+    assert space.probe(KEYS) == b"\1\1\1\0\1\1\1\1"
+
+
+def test_a_lookup_takes_pages_in_any_order(space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    other = chain(2, 3)
+    space.put(other)
+    asked = key(6) + other[:KEY_BYTES] + chain(3, 1) + key(0) + key(1) + key(0)
+    found = lookup(space, asked)
+    assert stretches(found) == [(0, 1), (1, 1), (3, 2), (5, 1)]
+    assert list(words(found.runs[2].copies[0].offsets)) == [0, 4096]
+
+
+def test_a_page_needs_all_its_parts(rig: Rig) -> None:
+    space = rig.open_namespace(parts=2)
+    space.put(KEYS, parts=(0,))
+    assert space.match(KEYS).runs == ()
+    space.put(upto(5), parts=(1,))
+    found = space.match(KEYS)
+    assert stretches(found) == [(0, 5)]
+    assert [copy.part for copy in found.runs[0].copies] == [0, 1]
+
+
+def test_only_the_parts_asked_for_are_listed(rig: Rig) -> None:
+    space = rig.open_namespace(parts=2)
+    space.put(KEYS, parts=(0, 1))
+    reply = rig.ask(rig.engine, MatchPrefix(space.id, KEYS, (1,)))
+    assert isinstance(reply, Located)
+    assert [copy.part for copy in reply.runs[0].copies] == [1]
+
+
+def test_runs_are_cut_where_copies_differ(rig: Rig, space: OpenedNamespace) -> None:
+    rig.add_worker("w2", chunks=16)
+    keys = chain(4, 250)
+    space.put(keys)  # fills w1 but for six pages
+    space.put(chain(5, 12))
+    found = space.match(chain(5, 12))
+    listed = [
+        (run.first, run.count, [found.segments[c.segment].segment for c in run.copies])
+        for run in found.runs
+    ]
+    assert sum(count for _, count, _ in listed) == 12
+    assert {tuple(names) for _, _, names in listed} <= {("w1-dram",), ("w2-dram",)}
+    for run in found.runs:
+        for copy in run.copies:
+            assert all(words(copy.generations))
+
+
+def test_two_copies_are_both_listed(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    rig.workers["w1"].leave()
+    rig.pass_time(4.0)
+    rig.add_worker("w2")
+    space.put(KEYS)
+    rig.workers["w1"].join()
+    rig.settle()
+    found = space.match(KEYS)
+    assert stretches(found) == [(0, 8)]
+    names = {found.segments[copy.segment].segment for copy in found.runs[0].copies}
+    assert names == {"w1-dram", "w2-dram"}
+
+
+@pytest.mark.parametrize("away", ["leave", "lose"])
+def test_a_worker_that_is_away_is_read_until_it_is_lost(
+    rig: Rig, space: OpenedNamespace, away: str
+) -> None:
+    space.put(KEYS)
+    rig.workers["w1"].leave()
+    rig.pass_time(4.0 if away == "lose" else 1.0)
+    assert space.probe(KEYS) == (bytes(8) if away == "lose" else b"\1" * 8)
+
+
+def test_a_joining_worker_is_not_read(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    rig.workers["w1"].connect()
+    assert space.match(KEYS).runs == ()
+
+
+def test_probe_touches_nothing(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    run = rig.master.core.namespaces.get(space.id).tree.get(key(0))
+    assert run is not None
+    before = run.heat, run.expires_s, run.leased_until_s
+    rig.tick(1.0)
+    assert space.probe(KEYS) == b"\1" * 8
+    assert (run.heat, run.expires_s, run.leased_until_s) == before
+
+
+def test_a_lease_is_renewed_while_the_generation_lasts(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    generations = space.match(KEYS).runs[0].copies[0].generations
+    rig.tick(1.0)
+    reply = rig.ask(rig.engine, RenewLease(space.id, KEYS, generations))
+    assert reply == LeaseRenewed(limits.LEASE_TTL_S, b"\1" * 8)
+    assert lease_end(space, key(7)) == rig.now + limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
+    stale = generations[:24] + bytes(8) + generations[32:]
+    reply = rig.ask(rig.engine, RenewLease(space.id, KEYS, stale))
+    assert reply == LeaseRenewed(limits.LEASE_TTL_S, b"\1\1\1\0\1\1\1\1")
+    space.remove(key(0))
+    reply = rig.ask(rig.engine, RenewLease(space.id, KEYS + chain(9, 1), generations + bytes(8)))
+    assert reply == LeaseRenewed(limits.LEASE_TTL_S, b"\0\1\1\1\1\1\1\1\0")
+
+
+def test_a_renewed_lease_is_never_longer_than_one(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    generations = space.match(KEYS).runs[0].copies[0].generations
+    for _ in range(5):
+        rig.ask(rig.engine, RenewLease(space.id, KEYS, generations))
+    assert lease_end(space, key(0)) == rig.now + limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
+
+
+@pytest.mark.parametrize("message", [MatchPrefix, Lookup, Probe])
+def test_bad_keys_are_refused(
+    rig: Rig, space: OpenedNamespace, message: type[MatchPrefix | Lookup | Probe]
+) -> None:
+    assert failure(rig.ask(rig.engine, message(space.id, b"x" * 31))).code == "bad_value"
+    too_many = bytes((limits.BATCH_PAGES_MAX + 1) * KEY_BYTES)
+    assert failure(rig.ask(rig.engine, message(space.id, too_many))).code == "bad_value"
+    assert failure(rig.ask(rig.engine, message(bytes(32), KEYS))).code == "unknown_namespace"
+    stranger = rig.open("engine", "another", "e")
+    assert failure(rig.ask(stranger, message(space.id, KEYS))).code == "access_denied"
+
+
+def test_generations_must_be_as_many_as_keys(rig: Rig, space: OpenedNamespace) -> None:
+    reply = failure(rig.ask(rig.engine, RenewLease(space.id, KEYS, bytes(8))))
+    assert "generations" in reply.text
+
+
+def test_no_keys_are_no_pages(space: OpenedNamespace) -> None:
+    assert space.match(b"").runs == ()
+    assert space.probe(b"") == b""
+
+
+def test_use_slides_the_ttl_up_to_the_maximum_age(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS, ttl_s=100.0)
+    run = rig.master.core.namespaces.get(space.id).tree.get(key(0))
+    assert run is not None
+    assert run.expires_s == rig.now + 100.0
+    rig.pass_time(50.0, step_s=2.0)
+    space.match(KEYS, lease=False)
+    assert run.expires_s == rig.now + 100.0
+    run.created_s = rig.now - limits.PAGE_AGE_MAX_S + 1.0
+    rig.pass_time(20.0, step_s=2.0)
+    space.match(KEYS, lease=False)
+    assert run.expires_s == rig.now + 80.0
+
+
+def test_keys_of_another_namespace_are_misses(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    other = rig.open_namespace(parts=2)
+    assert other.probe(KEYS) == bytes(8)
+    assert lookup(other, KEYS).runs == ()
