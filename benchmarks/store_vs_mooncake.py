@@ -36,6 +36,10 @@ BATCH_BYTES: Final = 32 * MIB
 SMALL_BATCH_BYTES: Final = MIB
 SINGLES: Final = (64 * KIB, MIB)
 SINGLES_A_ROUND: Final = 10
+SINGLE_ROUNDS: Final = 16
+SMALL_ROUNDS: Final = 32
+KEPT: Final = ROTATING_BYTES // BATCH_BYTES
+"""Batches that stay in the stores: enough to go around the ring, few enough to fit."""
 DRAM: Final = "1536MiB"
 SEGMENT_BYTES: Final = 768 * MIB
 CONFIG: Final = '[worker]\ntransports = ["shm", "tcp", "mooncake"]\n'
@@ -62,6 +66,10 @@ class Setting:
         owner's backlog, and a round takes seconds.
         """
         return not self.quick or pages <= 128
+
+    def kept(self, turn: int) -> int:
+        """The put of a kept batch that get number `turn` reads."""
+        return self.rounds - (self.rounds - turn) % KEPT
 
 
 def main() -> int:
@@ -139,13 +147,24 @@ def _put_round(setting: Setting, label: str, page_bytes: int, pages: int) -> dic
 def _get_round(setting: Setting, label: str, page_bytes: int, pages: int) -> dict[str, Series]:
     cases = [_memcpy_case(setting, page_bytes, pages)]
     for name, client in setting.clients.items():
-        cases.append(Case(name, _turns(client.get, f"{label}/shm", page_bytes, pages)))
-    shm = setting.clients["shm"]
-    cases.append(Case("shm, zero-copy", _turns(shm.view, f"{label}/shm", page_bytes, pages)))
+        cases.append(Case(name, _kept(setting, client.get, f"{label}/shm", page_bytes, pages)))
+    view = setting.clients["shm"].view
+    cases.append(Case("shm, zero-copy", _kept(setting, view, f"{label}/shm", page_bytes, pages)))
     for pool, requester in setting.requesters.items():
         if pool or setting.without_pool(pages):
-            cases.append(Case(PEERS[pool], _turns(requester.get, label, page_bytes, pages)))
+            run = _kept(setting, requester.get, label, page_bytes, pages)
+            cases.append(Case(PEERS[pool], run))
     return interleave(cases, setting.rounds)
+
+
+def _kept(
+    setting: Setting,
+    op: Callable[[str, int, int, int], Sample],
+    label: str,
+    page_bytes: int,
+    pages: int,
+) -> Callable[[int], Sample]:
+    return lambda turn: op(label, setting.kept(turn), page_bytes, pages)
 
 
 def _memcpy_case(setting: Setting, page_bytes: int, pages: int) -> Case:
@@ -166,8 +185,9 @@ def _putting(
 
     def run(turn: int) -> Sample:
         sample = client.put(own, turn, page_bytes, pages)
-        if not keep:
-            client.remove(own, turn, page_bytes, pages)
+        old = turn - KEPT if keep else turn
+        if old >= 0:
+            client.remove(own, old, page_bytes, pages)
         return sample
 
     return run
@@ -194,8 +214,9 @@ def _peer_putting(
 
     def run(turn: int) -> Sample:
         sample = requester.put(own, turn, page_bytes, pages)
-        if not keep:
-            requester.remove(own, turn, pages)
+        old = turn - KEPT if keep else turn
+        if old >= 0:
+            requester.remove(own, old, pages)
         return sample
 
     return run
@@ -203,7 +224,7 @@ def _peer_putting(
 
 def _forget(setting: Setting, label: str, page_bytes: int, pages: int) -> None:
     """Take out what the rounds left: a full store answers with misses."""
-    for turn in range(setting.rounds + 1):
+    for turn in range(max(0, setting.rounds + 1 - KEPT), setting.rounds + 1):
         setting.clients["shm"].remove(f"{label}/shm", turn, page_bytes, pages)
         setting.requesters[True].remove(label, turn, pages)
 
@@ -241,8 +262,7 @@ def _small_batches(report: Report, setting: Setting) -> None:
     """1 MiB batches of 64 KiB pages, where round trips count."""
     page_bytes = 64 * KIB
     pages = SMALL_BATCH_BYTES // page_bytes
-    rounds = setting.rounds * 4
-    puts, gets = _both(setting, "small", page_bytes, pages, rounds, single=False)
+    puts, gets = _both(setting, "small", page_bytes, pages, SMALL_ROUNDS, single=False)
     rows = [
         _row(page_bytes, op, name, each)
         for op, series in (("put", puts), ("get", gets))
@@ -260,9 +280,7 @@ def _singles(report: Report, setting: Setting) -> None:
     rows: list[dict[str, str | int | float]] = []
     targets = {64 * KIB: {"get": 0.35, "put": 0.6}, MIB: {"get": 0.15, "put": 0.3}}
     for page_bytes in SINGLES:
-        both = _both(
-            setting, "single", page_bytes, SINGLES_A_ROUND, setting.rounds * 2, single=True
-        )
+        both = _both(setting, "single", page_bytes, SINGLES_A_ROUND, SINGLE_ROUNDS, single=True)
         for op, series in zip(("put", "get"), both, strict=True):
             rows += [
                 {
