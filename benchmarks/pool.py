@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from benchmarks.harness import KIB, ProcessClock, Sample
 from benchmarks.regions import Region, Ring, fill, same
 from kvstore import Content, Hit, KVStore, Layout, Stored
+from kvstore.cli.places import places_of
 from kvstore.namespace import Attention, CacheGroup
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Pool(AbstractContextManager["Pool"]):
     def __init__(self, dram: str, config: str = "") -> None:
         """Start it and wait until it takes pages."""
         self._folder = Path(tempfile.mkdtemp(prefix="kvharbor-bench-"))
+        self._segments = places_of(self._folder).segment_dir
         options = [f"--data-dir={self._folder}", f"--dram={dram}", "--json"]
         options += [f"--{name}=127.0.0.1:0" for name in ("listen", "worker-listen")]
         options += ["--admin=off", "--worker-admin=off"]
@@ -72,7 +74,6 @@ class Pool(AbstractContextManager["Pool"]):
             self.close()
             raise
         self.master = str(ready["master"]["listen"])
-        self._segments = Path(str(ready["segment_dir"]))
         self._servers = [int(ready["master"]["pid"]), int(ready["worker"]["pid"])]
 
     def _ready(self) -> dict[str, Any]:
@@ -106,8 +107,7 @@ class Pool(AbstractContextManager["Pool"]):
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        if hasattr(self, "_segments"):
-            shutil.rmtree(self._segments, ignore_errors=True)
+        shutil.rmtree(self._segments, ignore_errors=True)
 
     def __exit__(
         self,
