@@ -153,6 +153,14 @@ class Core:
             known = self.wanted_bytes.get(size_class, 0)
             self.wanted_bytes[size_class] = max(known, wanted - coming)
 
+    def room_is_coming(self, size_class: int, size_bytes: int) -> None:
+        """So much has been retired for the puts that found no room in this class."""
+        left = self.wanted_bytes.get(size_class, 0) - size_bytes
+        if left > 0:
+            self.wanted_bytes[size_class] = left
+        else:
+            self.wanted_bytes.pop(size_class, None)
+
     def tree(self, namespace: int) -> Tree:
         """The pages of the namespace of this ordinal, which is known."""
         known = self.namespaces.by_ordinal(namespace)

@@ -22,14 +22,14 @@ HEAT_SAMPLES: Final = 4
 STEP_RUNS: Final = 16
 
 
-def drain_piece(core: Core, segment: Segment, size_class: int) -> int:
-    """Start to empty the coldest of some pieces that a chunk of this class needs; its bytes.
+def drain_piece(core: Core, segment: Segment, size_class: int) -> None:
+    """Start to empty the coldest of some pieces that a chunk of this class needs.
 
-    0 when nothing can be emptied, or when this is under way already.
+    Nothing happens where nothing can be emptied, or where this is under way already.
     """
     allocator = segment.allocator
     if segment.draining or not allocator.chunk_list:
-        return 0
+        return
     piece_bytes = segment.geometry.chunk_span(size_class)
     starts = {
         allocator.chunk_list[core.sample() % len(allocator.chunk_list)].start
@@ -40,11 +40,10 @@ def drain_piece(core: Core, segment: Segment, size_class: int) -> int:
     pieces = [allocator.chunks_within(start, piece_bytes) for start in starts]
     other = [piece for piece in pieces if all(c.size_class != size_class for c in piece)]
     if not other:
-        return 0
+        return
     coldest = min(other, key=lambda piece: _heat(core, piece))
     segment.draining = True
-    core.start(_drain(core, segment, coldest))
-    return piece_bytes
+    core.start(_drain(core, segment, coldest, size_class))
 
 
 def _heat(core: Core, chunks: list[Chunk]) -> float:
@@ -60,7 +59,7 @@ def _heat(core: Core, chunks: list[Chunk]) -> float:
     return max(scores)
 
 
-def _drain(core: Core, segment: Segment, chunks: list[Chunk]) -> Iterator[None]:
+def _drain(core: Core, segment: Segment, chunks: list[Chunk], size_class: int) -> Iterator[None]:
     """A job: evict every page of these chunks with what hangs below; leave what may not go."""
     for chunk in chunks:
         segment.allocator.close(chunk)
@@ -72,10 +71,17 @@ def _drain(core: Core, segment: Segment, chunks: list[Chunk]) -> Iterator[None]:
                 if evicted % STEP_RUNS == 0:
                     yield
     segment.draining = False
-    for chunk in chunks:
-        waits = chunk.states.count(ExtentState.RETIRED) + chunk.states.count(ExtentState.FREE)
-        if waits != chunk.slots:
-            segment.allocator.reopen(chunk)
+    left = [chunk for chunk in chunks if not _is_emptying(chunk)]
+    for chunk in left:
+        segment.allocator.reopen(chunk)
+    if not left:
+        core.room_is_coming(size_class, segment.geometry.chunk_span(size_class))
+
+
+def _is_emptying(chunk: Chunk) -> bool:
+    """Whether every slot is free or will be."""
+    retired = chunk.states.count(ExtentState.RETIRED)
+    return retired + chunk.states.count(ExtentState.FREE) == chunk.slots
 
 
 def _is_evicted_below(core: Core, chunk: Chunk, slot: int) -> bool:

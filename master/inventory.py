@@ -251,6 +251,8 @@ def _order_leftovers(core: Core, segment: Segment) -> set[bytes]:
     keys: set[bytes] = set()
     kinds = ((ExtentState.QUARANTINED, OrderKind.FENCE), (ExtentState.RETIRED, OrderKind.FREE))
     for chunk in segment.allocator.chunk_list:
+        if chunk.closed and not segment.draining:
+            segment.allocator.reopen(chunk)  # what was to empty it did not outlive the absence
         for state, kind in kinds:
             order = core.orders.new(kind, segment, chunk.size_class)
             for slot in chunk.slots_in(state):

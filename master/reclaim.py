@@ -93,11 +93,7 @@ def _serve(core: Core, size_class: int, searches: int) -> tuple[int, int]:
         same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
         evicted, searches = evict_some(core, segment, same, wanted, searches)
         if not evicted:
-            evicted = drain_piece(core, segment, size_class)
+            drain_piece(core, segment, size_class)
         freed += evicted
-    left = core.wanted_bytes[size_class] - freed
-    if left > 0:
-        core.wanted_bytes[size_class] = left
-    else:
-        del core.wanted_bytes[size_class]
+    core.room_is_coming(size_class, freed)
     return freed, searches

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.unit.master_rig import Rig, chain
+from kvstore import limits
+from kvstore.replica import ExtentState
+from kvstore.wire.messages.puts import PutPlans
+from master.reclaim import EXPIRED_PER_TICK
+from master.tunables import Tunables
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 TTL_S = 2.0
 
@@ -21,3 +26,180 @@ def test_a_hole_whose_time_is_up_goes_with_its_last_child() -> None:
     rig.tick()  # both are due at once, and the child's end is the hole's
     tree = rig.master.core.tree(space.ordinal)
     assert (tree.pages, tree.runs) == (0, 0)
+
+
+def rig_with(chunks: int = 16, tunables: Tunables | None = None) -> tuple[Rig, OpenedNamespace]:
+    """A master, one worker, one namespace."""
+    rig = Rig(tunables)
+    rig.add_worker(chunks=chunks)
+    return rig, rig.open_namespace()
+
+
+def sealed_bytes(rig: Rig) -> int:
+    """Bytes of sealed pages."""
+    return rig.master.core.segments["w1-dram"].allocator.bytes_in[ExtentState.SEALED]
+
+
+def test_pages_go_when_their_time_is_up() -> None:
+    rig, space = rig_with()
+    space.put(chain(1, 8), ttl_s=TTL_S)
+    space.put(chain(2, 8))
+    rig.pass_time(TTL_S - 0.1)
+    assert space.probe(chain(1, 8)) == b"\1" * 8
+    rig.pass_time(0.5)
+    assert space.probe(chain(1, 8)) == bytes(8)
+    assert space.probe(chain(2, 8)) == b"\1" * 8
+    assert rig.master.core.counters["pages_expired"] == 8
+    assert sealed_bytes(rig) == 8 * 4096
+
+
+def test_a_ttl_is_kept_within_its_bounds() -> None:
+    rig, space = rig_with()
+    space.put(chain(1, 1), ttl_s=0.0)
+    space.put(chain(2, 1), ttl_s=float("inf"))
+    expiries = [rig.master.core.tree(1).get(chain(n, 1)) for n in (1, 2)]
+    assert [run.expires_s - rig.now for run in expiries if run is not None] == [
+        limits.PAGE_TTL_MIN_S,
+        limits.PAGE_TTL_MAX_S,
+    ]
+
+
+def test_a_parent_lives_as_long_as_its_children() -> None:
+    rig, space = rig_with()
+    keys = chain(1, 4)
+    space.put(keys, ttl_s=TTL_S)
+    space.put(chain(2, 2), parent=keys[-32:], ttl_s=3 * TTL_S)
+    rig.pass_time(3 * TTL_S - 0.2)
+    assert space.probe(keys + chain(2, 2)) == b"\1" * 6
+    rig.pass_time(1.0)
+    assert space.probe(keys + chain(2, 2)) == bytes(6)
+    assert rig.master.core.tree(1).pages == 0
+
+
+def test_a_child_that_is_only_planned_keeps_its_parent() -> None:
+    rig, space = rig_with()
+    keys = chain(1, 4)
+    space.put(keys, ttl_s=TTL_S)
+    space.plans(chain(2, 2), parent=keys[-32:], ttl_s=TTL_S)
+    rig.pass_time(TTL_S + 1.0)
+    assert space.probe(keys) == b"\1" * 4
+    rig.pass_time(5.0)  # the put times out
+    assert space.probe(keys) == bytes(4)
+
+
+def test_a_leased_page_outlives_its_ttl() -> None:
+    rig, space = rig_with()
+    keys = chain(1, 4)
+    space.put(keys, ttl_s=TTL_S)
+    space.match(keys)
+    run = rig.master.core.tree(1).get(keys[:32])
+    assert run is not None
+    run.expires_s = rig.now + 1.0
+    rig.pass_time(limits.LEASE_TTL_S)
+    assert space.probe(keys) == b"\1" * 4
+    rig.pass_time(1.5)
+    assert space.probe(keys) == bytes(4)
+
+
+def test_use_keeps_a_page_until_it_is_too_old() -> None:
+    rig, space = rig_with(tunables=Tunables(page_age_max_s=10.0))
+    keys = chain(1, 4)
+    space.put(keys, ttl_s=4.0)
+    for _ in range(4):
+        rig.pass_time(2.4)
+        space.match(keys, lease=False)
+        assert space.probe(keys) == b"\1" * 4
+    rig.pass_time(1.0)
+    assert space.probe(keys) == bytes(4)
+
+
+def test_many_expiries_are_spread_over_ticks() -> None:
+    rig, space = rig_with()
+    for number in range(EXPIRED_PER_TICK + 10):
+        space.put(chain(number, 1), ttl_s=TTL_S)
+    rig.now += TTL_S + 0.5
+    rig.tick()
+    assert rig.master.core.tree(1).runs == 10
+    assert rig.master.next_wakeup(rig.now) == rig.now
+    rig.settle()
+    assert rig.master.core.tree(1).runs == 0
+
+
+def test_above_the_high_watermark_room_is_made_to_the_low_one() -> None:
+    rig, space = rig_with(tunables=Tunables(watermark_high=0.9, watermark_low=0.5))
+    for number in range(14):
+        space.put(chain(number, 16))
+    rig.settle()
+    assert sealed_bytes(rig) == 14 * 16 * 4096
+    space.put(chain(14, 16))
+    rig.settle()
+    assert sealed_bytes(rig) == 128 * 4096
+    assert not rig.master.core.pressed
+
+
+def test_what_was_used_last_stays() -> None:
+    rig, space = rig_with(tunables=Tunables(watermark_high=0.9, watermark_low=0.5))
+    for number in range(14):
+        space.put(chain(number, 16))
+        rig.pass_time(1.0)
+    hot = chain(0, 16)
+    for _ in range(20):
+        rig.pass_time(1.0)
+        space.match(hot, lease=False)
+    space.put(chain(14, 16))
+    rig.settle()
+    assert space.probe(hot) == b"\1" * 16
+    assert space.probe(chain(14, 16)) == b"\1" * 16
+
+
+def test_room_is_made_for_a_put_that_waits() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    space.put(chain(1, 16))
+    assert space.begin(chain(2, 4), wait=True) is None
+    request = rig.last_request
+    rig.settle()
+    reply = rig.reply(rig.engine, request)
+    assert isinstance(reply, PutPlans)
+    assert sum(span.count for span in reply.spans) == 4
+    assert space.probe(chain(1, 16)) == b"\1" * 12 + bytes(4)
+
+
+def test_leased_pages_make_no_room() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    space.put(chain(1, 16))
+    space.match(chain(1, 16))
+    assert space.begin(chain(2, 4), wait=True, timeout_s=30.0) is None
+    request = rig.last_request
+    rig.pass_time(limits.LEASE_TTL_S - 1.0)
+    assert rig.reply(rig.engine, request) is None
+    assert space.probe(chain(1, 16)) == b"\1" * 16
+    rig.pass_time(2.0)
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+
+
+def test_a_pool_that_can_make_no_room_rests() -> None:
+    rig, space = rig_with(chunks=1)
+    space.put(chain(1, 16))
+    space.match(chain(1, 16))
+    space.plans(chain(2, 4))
+    rig.tick()
+    assert rig.master.next_wakeup(rig.now) > rig.now
+    rig.settle()
+    assert not rig.master.core.wanted_bytes  # nobody waits: who still wants it asks again
+
+
+def test_eviction_takes_tails_first() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    keys = chain(1, 8)
+    space.put(keys)
+    space.put(chain(2, 4), parent=keys[-32:])
+    space.put(chain(3, 4), parent=keys[3 * 32 : 4 * 32])
+    for number in range(4, 12):
+        space.plans(chain(number, 1), ttl_s=1.0)
+        rig.settle()
+        present = space.probe(keys)
+        assert present == b"\1" * present.count(1) + bytes(present.count(0))
+        if 1 in space.probe(chain(2, 4)):
+            assert 0 not in present
+        if 1 in space.probe(chain(3, 4)):
+            assert 0 not in present[:4]

@@ -1,0 +1,105 @@
+"""A pool filled with pages of one size takes pages of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.namespace import Layout, open_layout
+from kvstore.replica import ExtentState
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.puts import PutPlans
+from master.tunables import Tunables
+from tests.unit.master_rig import OpenedNamespace, Rig, chain, small_content
+
+if TYPE_CHECKING:
+    from master.extent_allocator import ExtentAllocator
+
+LARGE = 16 * 4096
+"""Sixteen times a small page: a whole chunk."""
+
+
+def filled(chunks: int = 2) -> tuple[Rig, OpenedNamespace, OpenedNamespace]:
+    """A pool full of small pages, and a namespace of large ones."""
+    rig = Rig(Tunables(watermark_high=1.0, watermark_low=0.99))
+    rig.add_worker(chunks=chunks)
+    small = rig.open_namespace()
+    layout = Layout(page_tokens=2048)
+    opened = rig.ask(rig.engine, OpenNamespace(small_content(), layout))
+    assert isinstance(opened, NamespaceOpened)
+    large = OpenedNamespace(rig, open_layout(small_content(), layout), opened.ordinal)
+    assert large.namespace.parts[0].size_bytes == LARGE
+    for number in range(chunks):
+        small.put(chain(number, 16))
+    return rig, small, large
+
+
+def allocator(rig: Rig) -> ExtentAllocator:
+    """The one segment's space."""
+    return rig.master.core.segments["w1-dram"].allocator
+
+
+def test_a_chunk_is_emptied_for_another_class() -> None:
+    rig, small, large = filled()
+    assert large.begin(chain(9, 1), wait=True) is None
+    request = rig.last_request
+    rig.settle()
+    reply = rig.reply(rig.engine, request)
+    assert isinstance(reply, PutPlans)
+    assert len(reply.spans) == 1
+    left = sum(small.probe(chain(0, 16))) + sum(small.probe(chain(1, 16)))
+    assert left == 16, "one chunk was emptied, the other left alone"
+
+
+def test_the_coldest_chunk_is_emptied() -> None:
+    rig, small, large = filled()
+    for _ in range(10):
+        rig.pass_time(1.0)
+        small.match(chain(0, 16), lease=False)
+    large.begin(chain(9, 1), wait=True)
+    rig.settle()
+    assert small.probe(chain(0, 16)) == b"\1" * 16
+
+
+def test_leased_pages_stay_and_the_chunk_opens_again() -> None:
+    rig, small, large = filled(chunks=1)
+    small.match(chain(0, 16)[: 4 * 32])
+    assert large.begin(chain(9, 1), wait=True, timeout_s=60.0) is None
+    request = rig.last_request
+    rig.pass_time(1.0)
+    assert small.probe(chain(0, 16)) == b"\1" * 4 + bytes(12)
+    assert not rig.master.core.segments["w1-dram"].draining
+    rig.pass_time(limits.LEASE_TTL_S + 1.0)
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+
+
+def test_a_chunk_that_is_emptied_takes_nothing_new() -> None:
+    rig, small, large = filled(chunks=1)
+    rig.holds_commands = True
+    large.begin(chain(9, 1), wait=True)
+    rig.settle()
+    assert allocator(rig).bytes_in[ExtentState.RETIRED] == 16 * 4096
+    assert not small.plans(chain(5, 1)).spans
+    rig.holds_commands = False
+    rig.obey_all()
+    rig.settle()
+    assert [chunk.size_class for chunk in allocator(rig).chunk_list] == [LARGE]
+
+
+def test_children_elsewhere_go_with_their_parents() -> None:
+    rig = Rig()
+    rig.add_worker(chunks=1)
+    small = rig.open_namespace()
+    keys = chain(0, 16)
+    small.put(keys)
+    rig.add_worker("w2", chunks=1)
+    small.put(chain(1, 3), parent=keys[-32:])
+    layout = Layout(page_tokens=2048)
+    opened = rig.ask(rig.engine, OpenNamespace(small_content(), layout))
+    assert isinstance(opened, NamespaceOpened)
+    large = OpenedNamespace(rig, open_layout(small_content(), layout), opened.ordinal)
+    plans = [large.begin(chain(9, 1), wait=True), large.begin(chain(10, 1), wait=True)]
+    assert plans == [None, None]
+    rig.pass_time(2.0)
+    assert len(rig.master.core.plans) == 2
+    assert sum(small.probe(keys + chain(1, 3))) == 0

@@ -1,0 +1,102 @@
+"""Which runs are found, and what of them goes."""
+
+from __future__ import annotations
+
+from kvstore.replica import ExtentState
+from master import victims
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
+
+PAGE = 4096
+
+
+def rig_with_pages(chains: int) -> tuple[Rig, OpenedNamespace]:
+    """A pool with some chains of 8 pages, put one second after the other."""
+    rig = Rig()
+    rig.add_worker()
+    space = rig.open_namespace()
+    for number in range(chains):
+        space.put(chain(number, 8))
+        rig.pass_time(1.0)
+    return rig, space
+
+
+def evict(rig: Rig, goal_bytes: int, searches: int = 100) -> tuple[int, int]:
+    """Evict from the one segment."""
+    segment = rig.master.core.segments["w1-dram"]
+    chunks = segment.allocator.chunk_list
+    return victims.evict_some(rig.master.core, segment, chunks, goal_bytes, searches)
+
+
+def test_the_coldest_go_first() -> None:
+    rig, space = rig_with_pages(4)
+    assert evict(rig, 8 * PAGE) == (8 * PAGE, 99)
+    assert space.probe(chain(0, 8)) == bytes(8)
+    assert all(space.probe(chain(number, 8)) == b"\1" * 8 for number in (1, 2, 3))
+
+
+def test_no_more_goes_than_is_asked_for() -> None:
+    rig, space = rig_with_pages(1)
+    assert evict(rig, 3 * PAGE - 1)[0] == 3 * PAGE
+    assert space.probe(chain(0, 8)) == b"\1" * 5 + bytes(3)
+
+
+def test_pages_that_a_hole_hides_go_first() -> None:
+    rig, space = rig_with_pages(2)
+    space.remove(chain(1, 8)[32:64])
+    evict(rig, 6 * PAGE)
+    assert space.probe(chain(0, 8)) == b"\1" * 8
+    assert space.probe(chain(1, 8)) == b"\1" + bytes(7)
+
+
+def test_pages_of_an_open_put_stay() -> None:
+    rig, space = rig_with_pages(1)
+    space.plans(chain(7, 2), parent=chain(0, 8)[-32:])
+    freed, searches = evict(rig, 8 * PAGE)
+    assert freed == 0
+    assert searches == 100 - victims.FRUITLESS_MAX
+
+
+def test_a_copy_that_is_not_the_last_goes_alone() -> None:
+    rig, space = rig_with_pages(1)
+    rig.workers["w1"].leave()
+    rig.pass_time(4.0)
+    rig.add_worker("w2")
+    space.put(chain(0, 8))
+    rig.workers["w1"].join()
+    rig.settle()
+    space.put(chain(5, 2), parent=chain(0, 8)[-32:])
+    segment = rig.master.core.segments["w1-dram"]
+    before = segment.allocator.bytes_in[ExtentState.SEALED]
+    assert before >= 8 * PAGE
+    run = rig.master.core.tree(1).get(chain(0, 1))
+    assert run is not None
+    assert victims.evict_tail(rig.master.core, segment, run, 1) == 8 * PAGE
+    rig.settle()
+    assert space.probe(chain(0, 8)) == b"\1" * 8
+
+
+def test_scores_of_victims_are_remembered() -> None:
+    rig, space = rig_with_pages(1)
+    for _ in range(10):
+        space.match(chain(0, 8), lease=False)
+    run = rig.master.core.tree(1).get(chain(0, 1))
+    assert run is not None
+    heat = run.heat
+    evict(rig, 8 * PAGE)
+    rig.settle()
+    space.put(chain(0, 8))
+    again = rig.master.core.tree(1).get(chain(0, 1))
+    assert again is not None
+    assert again.heat > heat
+
+
+def test_deep_chains_of_single_pages_are_evicted_from_the_end() -> None:
+    rig = Rig()
+    rig.add_worker()
+    space = rig.open_namespace()
+    keys = chain(0, 40)
+    for page in range(40):
+        parent = keys[(page - 1) * 32 : page * 32] if page else bytes(32)
+        space.put(keys[page * 32 : (page + 1) * 32], parent=parent)
+    evict(rig, 10 * PAGE)
+    assert space.probe(keys) == b"\1" * 30 + bytes(10)
