@@ -131,6 +131,10 @@ class _Read:
         deadline_s = stretch.piece.deadline_s
         return deadline_s is None or self.clock.now_s() < deadline_s
 
+    def left_s(self) -> float:
+        """Time left before the read must end (I20)."""
+        return self.request.deadline_s - self.clock.now_s()
+
     def next_round(self) -> list[_Stretch]:
         """Take stretches of about ROUND_BYTES_MAX off the queue."""
         taken: list[_Stretch] = []
@@ -180,16 +184,15 @@ def read_steps(request: ReadRequest, clock: Clock, rank: Rank) -> Steps[list[Rea
     """Bring the pages to their places; one outcome a page, in order."""
     read = _Read(request, clock, rank)
     while read.queue:
-        left_s = request.deadline_s - clock.now_s()
-        if left_s <= 0:
-            for stretch in read.queue:
+        stretches = yield from _renewed(read, read.next_round())
+        if read.left_s() <= 0:
+            for stretch in (*stretches, *read.queue):
                 read.miss(stretch, MissReason.DEADLINE)
             break
-        stretches = yield from _renewed(read, read.next_round(), left_s)
         if not stretches:
             continue
         spans = tuple(read.span(stretch) for stretch in stretches)
-        results = yield from move(ReadPages(spans, left_s))
+        results = yield from move(ReadPages(spans, read.left_s()))
         for stretch, outcomes in zip(stretches, results, strict=True):
             yield from _settle(read, stretch, outcomes)
     return read.outcomes
@@ -224,24 +227,26 @@ def _wipe(read: _Read, stretch: _Stretch) -> WipePages:
     return WipePages(places, stretch.copy.part_bytes)
 
 
-def _renewed(read: _Read, stretches: list[_Stretch], left_s: float) -> Steps[list[_Stretch]]:
+def _renewed(read: _Read, stretches: list[_Stretch]) -> Steps[list[_Stretch]]:
     """Those of the stretches that may be read: leases in their second half are renewed first."""
     good: list[_Stretch] = []
     for stretch in stretches:
         if stretch.piece.needs_renewal(read.clock.now_s()):
-            good += yield from _renew(read, stretch, left_s)
+            good += yield from _renew(read, stretch)
         else:
             good.append(stretch)
     return good
 
 
-def _renew(read: _Read, stretch: _Stretch, left_s: float) -> Steps[list[_Stretch]]:
+def _renew(read: _Read, stretch: _Stretch) -> Steps[list[_Stretch]]:
     """Ask for the lease again; pages that are gone by now are misses."""
+    if read.left_s() <= 0:
+        return [stretch]  # whose time is up as well
     _, generations, _ = stretch.columns()
     keys = read.span(stretch).keys
     sent_at_s = read.clock.now_s()
     message = RenewLease(read.request.locations.opened.namespace.id, keys, generations)
-    reply = yield from ask(message, LeaseRenewed, left_s)
+    reply = yield from ask(message, LeaseRenewed, read.left_s())
     renewed = reply.renewed.ljust(stretch.pages, b"\0")[: stretch.pages]
     piece = stretch.piece.renewed(sent_at_s, reply.lease_ttl_s)
     good: list[_Stretch] = []
@@ -264,7 +269,7 @@ def _report(read: _Read, stretch: _Stretch) -> Steps[None]:
     for i, (offset, generation) in enumerate(
         zip(column(offsets), column(generations), strict=True)
     ):
-        left_s = read.request.deadline_s - read.clock.now_s()
+        left_s = read.left_s()
         if read.suspects_left == 0 or left_s <= 0:
             return
         read.suspects_left -= 1

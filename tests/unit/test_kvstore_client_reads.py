@@ -241,6 +241,21 @@ def test_an_old_lease_is_renewed_before_reading() -> None:
     )
 
 
+def test_renewals_take_their_time_from_the_read() -> None:
+    pool = Pool(2)
+    match = pool.match()
+    pool.script.clock.advance(100.0)
+
+    def answer_late(message: Message) -> Message:
+        assert isinstance(message, RenewLease)
+        pool.script.clock.advance(1.5)
+        return LeaseRenewed(10.0, b"\1\1")
+
+    pool.script.will(answer_late)
+    assert pool.read(match, timeout_s=1.0) == [Miss(MissReason.DEADLINE)] * 2
+    assert pool.script.spans_read == []
+
+
 def test_a_lease_that_cannot_be_granted_makes_misses() -> None:
     pool = Pool(1)
     match = pool.match(ttl_s=0.0)
