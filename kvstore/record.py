@@ -184,7 +184,7 @@ def is_sealed_as(
     magic, found_state, found_part, found_key, found_generation, found_incarnation = (
         _HEAD.unpack_from(record)
     )
-    return (
+    return bool(
         magic == _MAGIC
         and found_state == RecordState.SEALED
         and found_key == key
