@@ -182,11 +182,11 @@ def converse(
 
 def _show(turn: Turn) -> None:
     trouble = f" ({turn.trouble})" if turn.trouble else ""
+    pulled = f", {turn.reused_tokens} of them from the pool" if turn.bytes_moved else ""
     say(
         PROGRAM,
-        f"{turn.question}\n      {turn.text}\n"
-        f"      first token after {turn.first_token_s:.2f} s, "
-        f"{turn.reused_tokens} of {turn.prompt_tokens} tokens reused{trouble}",
+        f"{turn.question}\n      {turn.text}\n      {turn.prompt_tokens} tokens{pulled}; "
+        f"first token after {turn.first_token_s:.2f} s{trouble}",
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PIECE_TOKENS: Final = 512
 """Tokens of one forward pass of a prefill; more would only need more memory."""
+WARM_UP_TOKENS: Final = 64
 SENTENCE_END: Final = re.compile(r"(?m)(?<!^\d)[.!?](?=\s)")
 """The number of a list's entry ends no sentence."""
 
@@ -99,7 +100,7 @@ def generate(language: LanguageModel, cache: DynamicCache, first: int, tokens_ma
 
 
 def warm_up(language: LanguageModel) -> None:
-    """Pay once for what only the first forward passes pay: page faults, compiled kernels."""
+    """Pay once for what only the first forward passes pay: page faults, chosen kernels."""
     cache = language.empty_cache()
-    append(language.model, cache, [0] * (2 * PIECE_TOKENS))
-    append(language.model, cache, [0])
+    for count in (WARM_UP_TOKENS, WARM_UP_TOKENS, 1):
+        append(language.model, cache, [0] * count)

@@ -35,8 +35,8 @@ class ByteChat:
         return [END, *self.prompt(content)]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The bytes as text, as far as they are any."""
-        return bytes(t for t in tokens if t < BYTE_VALUES).decode("ascii", errors="replace")
+        """One character a byte; a dot for those that a terminal could not show."""
+        return "".join(chr(t) if 32 <= t < 127 else "·" for t in tokens if t < BYTE_VALUES)
 
 
 def load() -> LanguageModel:
