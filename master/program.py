@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.config import ClusterConfig
-    from kvstore.ids import Epoch
     from master.config import MasterConfig
 
 ROLE: Final = "master"
@@ -55,12 +54,16 @@ async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
         undo.push_async_callback(dump.close)
         _heed_signals(service, dump)
         listen = await service.listen(str(config.listen))
+        if config.unix is not None:
+            await service.listen(f"unix:{config.unix}")
         admin = None
         if config.admin is not None:
             pages = AdminPages(service.look)
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)
-        _announce(config, cluster, epoch, listen, admin)
+        unix = None if config.unix is None else str(config.unix)
+        where = Announcement(ROLE, os.getpid(), cluster.name, listen, admin, unix, epoch)
+        _announce(config, where)
         undo.callback(withdraw, config.data_dir, ROLE)
         try:
             await service.run()
@@ -108,13 +111,8 @@ def _heed_signals(service: MasterService, dump: EventDump) -> None:
     loop.add_signal_handler(DUMP_SIGNAL, dump.start)
 
 
-def _announce(
-    config: MasterConfig, cluster: ClusterConfig, epoch: Epoch, listen: str, admin: str | None
-) -> None:
-    announce(
-        config.data_dir,
-        Announcement(ROLE, os.getpid(), cluster.name, listen, admin=admin, epoch=epoch),
-    )
-    _LOG.info("cluster %s, epoch %d: listening at %s", cluster.name, epoch, listen)
-    if admin:
-        _LOG.info("pages at http://%s/status", admin)
+def _announce(config: MasterConfig, where: Announcement) -> None:
+    announce(config.data_dir, where)
+    _LOG.info("cluster %s, epoch %d: listening at %s", where.cluster, where.epoch, where.listen)
+    if where.admin:
+        _LOG.info("pages at http://%s/status", where.admin)

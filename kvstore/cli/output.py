@@ -75,6 +75,8 @@ def print_ready(ready: Ready, places: tuple[str, str]) -> None:
             f"  removed   {size_text(ready.discarded_bytes)} of segments whose metadata is gone"
         )
     lines.append(f"  master    {master.listen}{_admin(master.admin)}")
+    if master.unix:
+        lines.append(f"            unix:{master.unix}")
     lines.append(f"  worker    {worker.listen}{_admin(worker.admin)}")
     if worker.unix:
         lines.append(f"            unix:{worker.unix}")

@@ -77,6 +77,7 @@ class Wiring(msgspec.Struct, frozen=True):
         """Options of the master."""
         return [
             *_option("data-dir", places.data_dir),
+            *_option("unix", _socket(places, "master.sock")),
             *_option("listen", self.listen),
             *_option("admin", self.admin),
             *self.shared(),
@@ -89,7 +90,7 @@ class Wiring(msgspec.Struct, frozen=True):
             *_option("data-dir", places.data_dir),
             *_option("segment-dir", places.segment_dir),
             *_option("worker-id", WORKER_NAME),
-            *_option("unix", _short_socket(places)),
+            *_option("unix", _socket(places, "worker.sock")),
             *_option("dram", self.dram),
             *_option("listen", self.worker_listen),
             *_option("admin", self.worker_admin),
@@ -249,11 +250,11 @@ def reachable(listen: str) -> str:
     return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, listen)
 
 
-def _short_socket(places: Places) -> Path | None:
-    """Where the worker's Unix socket has to be when the data folder's path is too long for one."""
-    longest = places.data_dir / "worker.sock"
-    fits = len(os.fsencode(longest)) <= UNIX_PATH_BYTES_MAX
-    return None if fits else places.segment_dir / longest.name
+def _socket(places: Places, name: str) -> Path:
+    """Where a Unix socket is: beside the segments if the data folder's path is too long for one."""
+    usual = places.data_dir / name
+    fits = len(os.fsencode(usual)) <= UNIX_PATH_BYTES_MAX
+    return usual if fits else places.segment_dir / name
 
 
 def _live(status: Status) -> Status | None:
