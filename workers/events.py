@@ -120,6 +120,14 @@ class CallMaster(msgspec.Struct, frozen=True):
     message: Message
 
 
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """An extent as the state machine knows it; `state` is a RecordState."""
+
+    slot: int
+    state: int
+    generation: int
+
+
 class SendRows(msgspec.Struct, frozen=True):
     """Read a chunk's records off the segment, send them as InventoryRows, feed the reply back."""
 
@@ -127,6 +135,8 @@ class SendRows(msgspec.Struct, frozen=True):
     segment: str
     chunk_start: int
     size_class: int
+    listed: tuple[Listed, ...]
+    """Every extent of the chunk that is not FREE, in slot order: exactly these get a row."""
 
 
 class CloseLink(msgspec.Struct, frozen=True):

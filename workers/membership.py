@@ -25,7 +25,7 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
-from workers.events import Action, CallMaster, CloseLink, SendRows
+from workers.events import Action, CallMaster, CloseLink, Listed, SendRows
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -204,7 +204,11 @@ class Membership:
             start, size_class = left.pop()
             number = self._holdings.next_number()
             self.calls[number] = Call(Asked.ROWS, now, segment)
-            return [SendRows(number, segment, start, size_class)]
+            chunk = self._holdings.segments[segment].chunks.get(start)
+            there = chunk is not None and chunk.size_class == size_class
+            occupied = chunk.occupied() if chunk is not None and there else ()
+            listed = tuple(Listed(*each) for each in occupied)
+            return [SendRows(number, segment, start, size_class, listed)]
         table: SegmentTable = self._holdings.segments[segment]
         message = InventoryEnd(segment, table.incarnation)
         return [self._call(Asked.END, message, now, segment)]

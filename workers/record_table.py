@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import BadValue, CorruptPage
+from kvstore.ids import ROOT_PARENT, Generation, Incarnation
 from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
 from kvstore.segment import HEADER_BYTES, size_class_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvstore.ids import Incarnation
     from kvstore.record import RecordBatch
     from kvstore.segment import Geometry
-    from workers.events import Stretch
+    from workers.events import Listed, Stretch
 
 ZEROS: Final = bytes(RECORD_BYTES)
 
@@ -106,11 +106,30 @@ class RecordTable:
                 else pack_record(msgspec.structs.replace(record, state=removed))
             )
 
-    def rows(self, chunk_start: int, size_class: int) -> bytes:
-        """The records of a chunk that are not FREE, RECORD_BYTES each, in slot order."""
-        at, length = self._geometry.table_range(chunk_start, size_class)
-        table = bytes(self._view[at : at + length])
-        return b"".join(row for row in _rows(table) if row != ZEROS)
+    def rows(self, chunk_start: int, size_class: int, listed: Iterable[Listed]) -> bytes:
+        """One row for each listed extent, RECORD_BYTES each: an inventory leaves nothing out.
+
+        An extent whose record is not whole any more, or not written yet, is listed without a key
+        and never as SEALED: nobody can serve it, but its place must not be taken for free.
+        """
+        return b"".join(self._row(chunk_start, size_class, each) for each in listed)
+
+    def _row(self, chunk_start: int, size_class: int, listed: Listed) -> bytes:
+        offset = chunk_start + listed.slot * size_class
+        row = bytes(self.read(offset, size_class))
+        try:
+            record = unpack_record(row)
+        except CorruptPage:
+            record = None
+        if record is not None and record.generation == listed.generation:
+            return row
+        is_coming = listed.state == RecordState.RESERVED
+        stand_in = Record(
+            RecordState.RESERVED if is_coming else RecordState.REMOVED, ROOT_PARENT, 0,
+            Generation(listed.generation), Incarnation(0), size_class, 0, offset, size_class, 0,
+            ROOT_PARENT, 0,
+        )  # fmt: skip
+        return pack_record(stand_in)
 
     def take_over(self, known: Incarnation, new: Incarnation) -> Found:
         """Bring every record into the life `new`, or make it FREE; `known` is the last life.

@@ -116,8 +116,8 @@ class Service:
                     session.report(call, message)
                 else:
                     self._control().call(call, message)
-            case events.SendRows(call, segment, chunk_start, size_class):
-                rows = self.segments[segment].records.rows(chunk_start, size_class)
+            case events.SendRows(call, segment, chunk_start, size_class, listed):
+                rows = self.segments[segment].records.rows(chunk_start, size_class, listed)
                 incarnation = self.segments[segment].incarnation
                 message = InventoryRows(segment, incarnation, chunk_start, size_class, rows)
                 self._control().call(call, message)

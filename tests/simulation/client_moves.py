@@ -303,8 +303,10 @@ class View:
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Let go of these pages."""
         for place in places:
-            memory, offset, size = self.held.pop(place)
-            memory.unlock(SHARED, self._client.name, offset, size_class_of(size))
+            held = self.held.pop(place, None)
+            if held is not None:
+                memory, offset, size = held
+                memory.unlock(SHARED, self._client.name, offset, size_class_of(size))
 
     def end(self) -> None:
         """Let go of everything."""

@@ -185,7 +185,7 @@ class SimWorker:
 
     def _send_rows(self, action: events.SendRows) -> None:
         memory = self.memories[action.segment]
-        rows = memory.records.rows(action.chunk_start, action.size_class)
+        rows = memory.records.rows(action.chunk_start, action.size_class, action.listed)
         message = InventoryRows(
             memory.segment, memory.incarnation, action.chunk_start, action.size_class, rows
         )

@@ -84,6 +84,10 @@ def test_the_inventory_is_a_digest_a_chunk_and_rows_of_those_wanted() -> None:
     while kinds(actions) == ["SendRows"]:
         rows_action = one(actions, events.SendRows)
         sent.append((rows_action.segment, rows_action.chunk_start, rows_action.size_class))
+        slots = (0, 2) if rows_action.chunk_start == 0 else (0,)
+        assert rows_action.listed == tuple(
+            events.Listed(slot, sealed, generation(5)) for slot in slots
+        )
         actions = script.feed(events.MasterAnswered(rows_action.call, Done()))
     assert sorted(sent) == [(SEGMENT, 0, PAGE), (SEGMENT, CHUNK, PAGE)]
     assert isinstance(one(actions, events.CallMaster).message, InventoryEnd)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.ids import Incarnation
+from kvstore.ids import ROOT_PARENT, Incarnation
 from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
 from kvstore.segment import HEADER_BYTES
 from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened
-from workers.events import Stretch
+from workers.events import Listed, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,15 +54,37 @@ def is_empty(segment: DramSegment) -> bool:
     return not any(area)
 
 
-def test_rows_are_the_records_that_are_not_free(segment: DramSegment) -> None:
+def listed_rows(segment: DramSegment, *listed: Listed) -> list[Record | None]:
+    """The rows of the first chunk's listed extents."""
+    rows = segment.records.rows(0, PAGE, listed)
+    assert len(rows) == len(listed) * RECORD_BYTES
+    return [unpack_record(rows[at : at + RECORD_BYTES]) for at in range(0, len(rows), RECORD_BYTES)]
+
+
+def test_rows_are_the_records_of_what_is_listed(segment: DramSegment) -> None:
     pages = Pages(OFFSETS)
     pages.put(segment)
-    segment.records.write_free(Stretch(0, 1, 0, 1, PAGE), PAGE)
-    rows = segment.records.rows(0, PAGE)
-    records = [
-        unpack_record(rows[at : at + RECORD_BYTES]) for at in range(0, len(rows), RECORD_BYTES)
-    ]
-    assert [record.offset for record in records if record] == [0, 3 * PAGE]
+    sealed = RecordState.SEALED
+    rows = listed_rows(segment, Listed(0, sealed, generation(5)), Listed(3, sealed, generation(5)))
+    first, _, last = pages.records(segment)
+    assert rows == [first, last]
+
+
+def test_a_damaged_record_is_listed_as_something_nobody_can_serve(segment: DramSegment) -> None:
+    Pages(OFFSETS).put(segment)
+    segment.records.read(0, PAGE)[20] ^= 1
+    (row,) = listed_rows(segment, Listed(0, RecordState.SEALED, generation(5)))
+    assert row is not None
+    assert (row.state, row.offset, row.size_class) == (RecordState.REMOVED, 0, PAGE)
+    assert (row.generation, row.key) == (generation(5), ROOT_PARENT)
+
+
+def test_a_record_that_is_not_written_yet_is_listed_as_reserved(segment: DramSegment) -> None:
+    Pages(OFFSETS).put(segment)
+    coming = Listed(0, RecordState.RESERVED, generation(6))  # over what a free has left there
+    (row,) = listed_rows(segment, coming)
+    assert row is not None
+    assert (row.state, row.generation) == (RecordState.RESERVED, generation(6))
 
 
 def test_a_removed_record_keeps_its_story(segment: DramSegment) -> None:
