@@ -16,6 +16,7 @@ record area of its first frame. The record area is sparse: only tables in use ta
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -106,8 +107,7 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True):
 
     def record_offsets(self, offsets: Iterable[int], size_class: int) -> list[int]:
         """`record_offset` of many extents of one class; what readers pay for every page."""
-        span, frame_bytes = self.chunk_span(size_class), self.frame_bytes
-        table_records = self.records_per_frame
+        span, frame_bytes, table_records = _record_shape(self, size_class)
         return [
             HEADER_BYTES
             + RECORD_BYTES * (offset // span * span // frame_bytes * table_records
@@ -130,6 +130,12 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True):
         inside = offset >= 0 and offset + size_class <= self.payload_bytes
         if not inside or rest or slot >= self.chunk_slots(size_class):
             raise BadValue("offset", offset, f"an extent of class {size_class} in the segment")
+
+
+@lru_cache(maxsize=256)
+def _record_shape(geometry: Geometry, size_class: int) -> tuple[int, int, int]:
+    """Bytes of a chunk and of a frame, and records of a frame's table."""
+    return geometry.chunk_span(size_class), geometry.frame_bytes, geometry.records_per_frame
 
 
 def check_geometry(payload_bytes: int, chunk_bytes: int = limits.CHUNK_BYTES) -> Geometry:

@@ -97,7 +97,9 @@ class Locations(msgspec.Struct, frozen=True):
         return min((piece.deadline_s or 0.0 for piece in self.pieces), default=0.0)
 
     def part_bytes(self, part: int) -> int:
-        """Bytes of the largest such part among the located pages; 0 when none was found."""
+        """Bytes of such a part; of named objects the largest one's, 0 when none was found."""
+        if not self.opened.namespace.is_opaque:
+            return self.opened.namespace.parts[part].size_bytes
         copies = (c for p in self.pieces for run in p.located.runs for c in copies_of(run, part))
         return max((copy.part_bytes for copy in copies), default=0)
 
@@ -130,20 +132,30 @@ def _batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
 def _check(located: Located, pages: int, namespace: Namespace) -> bytes:
     """Bytes of `readable` for one answer; MalformedMessage when its columns do not add up."""
     readable = bytearray(pages)
-    sizes = {part.index: part.size_bytes for part in namespace.parts}
+    segments = len(located.segments)
     for run in located.runs:
         if not 0 <= run.first < run.first + run.count <= pages:
             raise MalformedMessage(f"LocatedRun: pages {run.first} + {run.count} of {pages}")
+        want = run.count * COLUMN_BYTES
         for copy in run.copies:
-            want = run.count * COLUMN_BYTES
-            lengths = {len(copy.offsets), len(copy.generations), len(copy.checksums)}
-            if lengths != {want} or not 0 <= copy.segment < len(located.segments):
-                raise MalformedMessage(f"LocatedCopy: columns of {lengths}, want {want} bytes")
-            want = sizes.get(copy.part, copy.part_bytes)
-            if copy.part_bytes != want or not 0 < want <= limits.CHUNK_BYTES:
-                raise MalformedMessage(f"LocatedCopy: a part of {copy.part_bytes} bytes")
+            if not len(copy.offsets) == len(copy.generations) == len(copy.checksums) == want:
+                raise MalformedMessage(f"LocatedCopy: columns for {run.count} pages differ")
+            if not 0 <= copy.segment < segments:
+                raise MalformedMessage(f"LocatedCopy: segment {copy.segment} of {segments}")
+            _check_size(copy, namespace)
         readable[run.first : run.first + run.count] = b"\1" * run.count
     return bytes(readable)
+
+
+def _check_size(copy: LocatedCopy, namespace: Namespace) -> None:
+    """A part has the size that follows from the layout; a named object any that fits a chunk."""
+    parts, size = namespace.parts, copy.part_bytes
+    if parts:
+        good = 0 <= copy.part < len(parts) and size == parts[copy.part].size_bytes
+    else:
+        good = 0 < size <= limits.CHUNK_BYTES
+    if not good:
+        raise MalformedMessage(f"LocatedCopy: part {copy.part} of {size} bytes")
 
 
 def match_steps(query: Query, clock: Clock) -> Steps[Match]:

@@ -149,4 +149,4 @@ class Viewer:
 
 def _nothing_moved(results: Sequence[bytes]) -> bool:
     """Whether every page of a worker failed for its transport."""
-    return all(outcomes == all_of(Outcome.TRANSPORT, len(outcomes)) for outcomes in results)
+    return all(outcomes.count(Outcome.TRANSPORT) == len(outcomes) for outcomes in results)

@@ -205,6 +205,9 @@ def _settle(read: _Read, stretch: _Stretch, outcomes: bytes) -> Steps[None]:
         yield _wipe(read, stretch)
         read.miss(stretch, MissReason.LEASE_ENDED)
         return
+    if not any(outcomes):
+        read.hit(stretch)
+        return
     for start, stop in _alike(outcomes):
         part = stretch.cut(start, stop)
         if outcomes[start] == Outcome.OK:

@@ -87,17 +87,16 @@ class Performer(Protocol):
 
 def perform(step: Step, performer: Performer) -> Answer:
     """Carry out one step."""
-    match step:
-        case Ask(message, timeout_s):
-            return performer.ask(message, timeout_s)
-        case IngestPages(ingests, timeout_s):
-            return performer.ingest(ingests, timeout_s)
-        case ReadPages(reads, timeout_s):
-            return performer.read(reads, timeout_s)
-        case WipePages(places, size_bytes):
-            performer.wipe(places, size_bytes)
-        case Pause(seconds):
-            performer.pause(seconds)
+    if isinstance(step, Ask):
+        return performer.ask(step.message, step.timeout_s)
+    if isinstance(step, ReadPages):
+        return performer.read(step.spans, step.timeout_s)
+    if isinstance(step, IngestPages):
+        return performer.ingest(step.spans, step.timeout_s)
+    if isinstance(step, WipePages):
+        performer.wipe(step.places, step.size_bytes)
+    else:
+        performer.pause(step.seconds)
     return None
 
 

@@ -33,6 +33,7 @@ BUILT_IN: Final = {
 """Best first. Other transports come after these, through the entry point group."""
 OPEN_TIMEOUT_S: Final = 5.0
 TRY_AGAIN_S: Final = 2.0
+SORTED_MAX: Final = 4096
 _COST_MAX: Final = 1 << 20
 
 _ALL: Final[weakref.WeakSet[Choice]] = weakref.WeakSet()
@@ -73,6 +74,7 @@ class Choice:
         self._closed = False
         self._opened: dict[tuple[str, str], Transport] = {}
         self._failed_until_s: dict[tuple[str, str], float] = {}
+        self._sorted: dict[tuple[Address, ...], list[Address]] = {}
         _ALL.add(self)
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
@@ -109,12 +111,22 @@ class Choice:
         return self._order[address.transport] * _COST_MAX + min(address.cost, _COST_MAX - 1)
 
     def _best(self, segment: SegmentRef, timeout_s: float) -> tuple[Address, Transport] | None:
-        usable = [a for a in segment.addresses if a.transport in self._kinds]
-        for address in sorted(usable, key=self._rank_of):
+        for address in self._usable(segment.addresses):
             transport = self._open(address, segment, timeout_s)
             if transport is not None:
                 return address, transport
         return None
+
+    def _usable(self, addresses: tuple[Address, ...]) -> list[Address]:
+        """Those of a configured kind, best first; worked out once, since every read asks."""
+        found = self._sorted.get(addresses)
+        if found is None:
+            usable = (a for a in addresses if a.transport in self._kinds)
+            found = sorted(usable, key=self._rank_of)
+            if len(self._sorted) >= SORTED_MAX:
+                self._sorted = {}
+            self._sorted[addresses] = found
+        return found
 
     def _open(self, address: Address, segment: SegmentRef, timeout_s: float) -> Transport | None:
         """The transport of an address; None while it could not be opened a moment ago."""

@@ -53,11 +53,12 @@ class MappedSegment:
             self._locks.close()
             raise
         self._view = self._mapping.view()
+        self._payload_base = geometry.payload_base
         self._stop = threading.Event()
         self._toucher = threading.Thread(
             target=self._touch, name=f"kvharbor-touch-{segment}", daemon=True
         )
-        self._toucher.start()
+        self._is_touched = False
 
     @property
     def held_extents(self) -> int:
@@ -66,12 +67,13 @@ class MappedSegment:
 
     def read(self, span: ReadSpan, into: Memory) -> bytes:
         """Copy and verify; one Outcome byte a page; places of pages that are not OK are zeroed."""
+        self._touch_once()
         try:
             check = _Check(self.geometry, span, self._view)
         except BadValue:
             into.wipe(span.places, span.part_bytes)
             return all_of(Outcome.STALE, len(span))
-        base = self._mapping.address + self.geometry.payload_base
+        base = self._mapping.address + self._payload_base
         copied = _hashed_copies if span.part_bytes <= COPY_BYTES_MAX else _copied_hashes
         outcomes = bytearray(len(span))
         for i, digest in enumerate(copied(check, base, into)):
@@ -86,12 +88,13 @@ class MappedSegment:
 
         The lock comes before the verification (DESIGN 3). Pages that are not OK hold no lock.
         """
+        self._touch_once()
         try:
             check = _Check(self.geometry, span, self._view)
         except BadValue:
             return HeldSpan(span)
         held = HeldSpan(span, self)
-        base, size = self.geometry.payload_base, span.part_bytes
+        base, size = self._payload_base, span.part_bytes
         starts = [base + offset for offset in check.offsets]
         granted = self._locks.acquire(starts, size_class_of(size))
         file = self._mapping.view()
@@ -113,7 +116,7 @@ class MappedSegment:
 
     def unlock(self, offsets: Sequence[int], part_bytes: int) -> None:
         """Give back the locks of held pages at these payload offsets."""
-        base = self.geometry.payload_base
+        base = self._payload_base
         starts = [base + offset for offset in offsets]
         self._locks.release(starts, size_class_of(part_bytes))
 
@@ -121,8 +124,15 @@ class MappedSegment:
         """Refuse new views; mapping and descriptor go with the last one. Safe to repeat."""
         self._stop.set()
         self._locks.close()
-        if self._toucher is not threading.current_thread():
+        if self._toucher.ident is not None:
             self._toucher.join()
+
+    def _touch_once(self) -> None:
+        """Begin to map the whole file with the first read: who only writes does without."""
+        if not self._is_touched:
+            self._is_touched = True
+            with suppress(RuntimeError):  # Another thread was as quick.
+                self._toucher.start()
 
     def _touch(self) -> None:
         """Map the file's pages ahead of the first reads, which would else pay for the faults."""
@@ -189,13 +199,14 @@ class _Check:
     def __init__(self, geometry: Geometry, span: ReadSpan, file: memoryview) -> None:
         """BadValue when an extent does not lie inside the segment."""
         self.offsets: array[int] = column(span.offsets)
-        for edge in (min(self.offsets), max(self.offsets)):
-            geometry.check_extent(edge, span.part_bytes)
+        size_class = size_class_of(span.part_bytes)
+        room = geometry.payload_bytes - size_class
+        if span.part_bytes > geometry.chunk_bytes or max(self.offsets) > room:
+            raise BadValue("offset", max(self.offsets), f"0 to {room}")
         self.span = span
         self._file = file
         self._generations = column(span.generations)
         self._checksums = column(span.checksums)
-        size_class = size_class_of(span.part_bytes)
         self._records: Sequence[int] = geometry.record_offsets(self.offsets, size_class)
 
     def seed(self, i: int) -> int:
