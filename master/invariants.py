@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentState
+from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
 from master.segments import SegmentState
+from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from master.core import Core
+    from master.directory import Tree
     from master.run import Copy, Run
+    from master.segments import Segment
 
 Place = tuple[int, int]
 """A segment, by identity, and an offset in it."""
@@ -29,12 +33,62 @@ def check_invariants(core: Core) -> None:
         segment.allocator.check()
         if segment.readable != (segment.state is SegmentState.LIVE):
             raise InvariantBroken(f"I3: segment {segment.id} is {segment.state} and readable")
+        _check_held(segment)
+        if segment.orders_in_flight != core.orders.in_flight(segment):
+            raise InvariantBroken(f"I7: {segment.orders_in_flight} orders in flight")
+        if segment.orders_in_flight > ORDERS_IN_FLIGHT_MAX:
+            raise InvariantBroken(f"I7: {segment.orders_in_flight} orders in flight")
     for known in core.namespaces:
         known.tree.check()
+        _check_expiry(known.tree)
     sealed = _check_copies(core)
     reserved = _check_plans(core)
     _check_extents(core, sealed, reserved)
+    _check_orders(core)
     _check_owners(core)
+
+
+def _check_held(segment: Segment) -> None:
+    """What only a reader's lock holds is quarantined (I17)."""
+    for offset, size_class in segment.held.items():
+        span = segment.allocator.locate(offset, size_class)
+        if span is None or span.chunk.states[span.slot] != ExtentState.QUARANTINED:
+            raise InvariantBroken(f"I17: {offset} of {segment.id} is held and not quarantined")
+
+
+def _check_expiry(tree: Tree) -> None:
+    """Every run has its time, or something that must end before (I18)."""
+    for run in tree.all_runs():
+        if run.bucket == NOWHERE and not run.plans and not tree.has_children(run):
+            raise InvariantBroken(f"I18: a run of {len(run)} pages never expires")
+
+
+def _check_orders(core: Core) -> None:
+    """What is neither free nor in use has exactly one order on its way (I6), or is away.
+
+    A removal waits for exactly the records that RETIRE orders are about (I29).
+    """
+    ordered: dict[OrderKind, list[Place]] = {kind: [] for kind in OrderKind}
+    for order in core.orders.open_orders():
+        ordered[order.kind] += [(id(order.segment), offset) for offset in order.offsets]
+    waited = [(id(s), at) for s, held in core.removals.retiring.items() for at in held]
+    if sorted(waited) != sorted(ordered[OrderKind.RETIRE]):
+        raise InvariantBroken(f"I29: removals wait for {len(waited)} records")
+    retired = ordered[OrderKind.FREE] + ordered[OrderKind.RETIRE]
+    for state, places in (
+        (ExtentState.RETIRED, retired),
+        (ExtentState.QUARANTINED, ordered[OrderKind.FENCE]),
+    ):
+        left = [
+            (id(segment), chunk.offset(slot))
+            for segment in core.segments.values()
+            if segment.takes_puts
+            for chunk in segment.allocator.chunk_list
+            for slot in chunk.slots_in(state)
+        ]
+        lacking = set(left) - set(places)
+        if lacking or len(set(places)) != len(places):
+            raise InvariantBroken(f"I6: {len(lacking)} extents {state.name} without an order")
 
 
 def _runs(core: Core) -> Iterator[tuple[int, Run]]:
@@ -49,11 +103,8 @@ def _check_copies(core: Core) -> dict[Place, bytes]:
     for parts, run in _runs(core):
         for copy in run.copies:
             _collect(places, run, copy)
-        if run.mask_version == core.version:
-            kept = run.mask
-            run.mask_version = -1
-            if run.readable(parts, core.version) != kept:
-                raise InvariantBroken(f"I15: stale mask of a run of {len(run)} pages")
+        if run.mask_version == core.version and run.mask != run.fresh_mask(parts):
+            raise InvariantBroken(f"I15: stale mask of a run of {len(run)} pages")
     return places
 
 

@@ -24,7 +24,7 @@ from master.segments import Segment, SegmentState
 from master.wheel import NOWHERE, Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvstore.ids import Epoch
     from kvstore.wire.messages.base import Message
@@ -169,6 +169,12 @@ class OrderBook:
         order.segment.orders_in_flight -= 1
         return order
 
-    def open_orders(self) -> list[Order]:
-        """Everything not confirmed yet, for checks."""
-        return [*self._later, *self._queued.values(), *self._in_flight.values()]
+    def in_flight(self, segment: Segment) -> int:
+        """Commands of the segment's present registration that are not answered, for checks."""
+        orders = self._in_flight.values()
+        return sum(o.segment is segment and o.registration == segment.registration for o in orders)
+
+    def open_orders(self) -> Iterator[Order]:
+        """Everything of present registrations that is not confirmed yet, for checks."""
+        orders = (*self._later, *self._queued.values(), *self._in_flight.values())
+        return (order for order in orders if order.registration == order.segment.registration)

@@ -132,7 +132,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
         `version` counts changes of segments' readability; the mask is kept until it changes.
         """
         if self.mask_version != version:
-            self.mask = self._mask(parts)
+            self.mask = self.fresh_mask(parts)
             self.mask_version = version
         return self.mask
 
@@ -140,7 +140,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
         """One byte a page: 1 where this part can be read now."""
         return self._merged(c for c in self.copies_of(part) if c.segment.readable)
 
-    def _mask(self, parts: int) -> bytes:
+    def fresh_mask(self, parts: int) -> bytes:
+        """What `readable` returns, made anew."""
         pages = len(self)
         if parts == 1:
             return self.part_present(0)

@@ -1,0 +1,232 @@
+"""Every invariant that the full check names, broken on purpose and found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.errors import InvariantBroken
+from kvstore.replica import ExtentEvent, ExtentState
+from master.packed import word
+from master.plans import PlanPage
+from master.segments import SegmentState
+from master.wheel import NOWHERE
+from tests.unit.master_rig import TENANT, Rig, chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from master.core import Core
+    from master.extent_allocator import Span
+    from master.plans import Plan
+    from master.run import Run
+
+SEALED_KEYS, OPEN_KEYS = chain(1, 4), chain(2, 4)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """A pool with sealed pages, an open put, a removed page, and a put that waits."""
+    made = Rig()
+    made.checks = False
+    made.add_worker()
+    space = made.open_namespace()
+    space.put(SEALED_KEYS)
+    space.put(chain(3, 2))
+    space.plans(OPEN_KEYS)
+    other = made.open("engine", TENANT, "other")
+    assert space.begin(OPEN_KEYS, wait=True, session=other) is None
+    made.holds_commands = True
+    space.remove(chain(3, 2))
+    made.master.check_invariants()
+    return made
+
+
+def the_run(core: Core) -> Run:
+    """The run of sealed pages."""
+    run = core.tree(1).get(SEALED_KEYS[:32])
+    assert run is not None
+    return run
+
+
+def the_plan(core: Core) -> Plan:
+    """The open plan."""
+    (plan,) = core.plans.values()
+    return plan
+
+
+def slot_of(core: Core, offset: int) -> Span:
+    """One extent."""
+    span = core.segments["w1-dram"].allocator.locate(offset, 4096)
+    assert span is not None
+    return span
+
+
+def unreadable_but_live(core: Core) -> None:
+    core.segments["w1-dram"].readable = False
+
+
+def readable_but_lost(core: Core) -> None:
+    core.segments["w1-dram"].state = SegmentState.LOST
+
+
+def one_place_twice(core: Core) -> None:
+    copy = the_run(core).copies[0]
+    copy.offsets = copy.offsets[:8] + copy.offsets
+
+
+def another_generation(core: Core) -> None:
+    copy = the_run(core).copies[0]
+    copy.generations = word(99) + copy.generations[8:]
+
+
+def nowhere(core: Core) -> None:
+    copy = the_run(core).copies[0]
+    copy.offsets = word(1 << 40) + copy.offsets[8:]
+
+
+def found_but_not_sealed(core: Core) -> None:
+    copy = the_run(core).copies[0]
+    span = slot_of(core, copy.offset(0))
+    span.chunk.states[span.slot] = ExtentState.RETIRED
+    counts = core.segments["w1-dram"].allocator.bytes_in
+    counts[ExtentState.SEALED] -= 4096
+    counts[ExtentState.RETIRED] += 4096
+
+
+def sealed_but_not_found(core: Core) -> None:
+    run = the_run(core)
+    run.clear(run.copies[0], 0)
+
+
+def stale_mask(core: Core) -> None:
+    run = the_run(core)
+    run.readable(1, core.version)
+    run.mask = b"\1\1\0\1"
+
+
+def plan_without_put(core: Core) -> None:
+    the_plan(core).put.plans.clear()
+
+
+def plan_counts_wrongly(core: Core) -> None:
+    the_plan(core).open += 1
+
+
+def closed_plan_kept(core: Core) -> None:
+    plan = the_plan(core)
+    plan.states[:] = bytes([PlanPage.FAILED]) * 4
+    plan.open = 0
+
+
+def plan_unknown_to_its_pages(core: Core) -> None:
+    run = core.tree(1).get(OPEN_KEYS[:32])
+    assert run is not None
+    run.plans = ()
+    run.copies = the_run(core).copies
+
+
+def run_keeps_a_closed_plan(core: Core) -> None:
+    the_run(core).plans = (the_plan(core),)
+    run = core.tree(1).get(OPEN_KEYS[:32])
+    assert run is not None
+    plan = the_plan(core)
+    del core.plans[plan.generation]
+
+
+def reserved_without_plan(core: Core) -> None:
+    allocator = core.segments["w1-dram"].allocator
+    allocator.plan(4096, 1234, 1, chain(9, 1))
+
+
+def owner_without_session(core: Core) -> None:
+    core.sessions[next(iter(core.sessions))].owner.sessions.clear()
+
+
+def session_without_owner(core: Core) -> None:
+    core.sessions.pop(next(iter(core.sessions)))
+
+
+def put_without_deadline(core: Core) -> None:
+    core.put_deadlines.discard(the_plan(core).put)
+    assert the_plan(core).put.bucket == NOWHERE
+
+
+def put_unknown_to_its_owner(core: Core) -> None:
+    the_plan(core).put.owner.puts.clear()
+
+
+def finished_put_kept(core: Core) -> None:
+    put = the_plan(core).put
+    put.owner.puts[b"another request."] = put
+
+
+def wait_unknown_to_its_owner(core: Core) -> None:
+    for owner in core.owners.values():
+        owner.waits.clear()
+
+
+def orphaned_removal(core: Core) -> None:
+    core.removals.retiring.clear()
+
+
+def retiring_something_else(core: Core) -> None:
+    (held,) = core.removals.retiring.values()
+    held[0] = held.pop(next(iter(held)))
+
+
+def run_out_of_the_wheel(core: Core) -> None:
+    core.expiry.discard(the_run(core))
+
+
+def retired_and_forgotten(core: Core) -> None:
+    run = the_run(core)
+    span = slot_of(core, run.copies[0].offset(0))
+    run.clear(run.copies[0], 0)
+    core.segments["w1-dram"].allocator.apply(span, ExtentEvent.RETIRED)
+
+
+def too_many_in_flight(core: Core) -> None:
+    core.segments["w1-dram"].orders_in_flight += 1
+
+
+def held_but_not_quarantined(core: Core) -> None:
+    core.segments["w1-dram"].held[0] = 4096
+
+
+BROKEN: list[tuple[Callable[[Core], None], str]] = [
+    (unreadable_but_live, "I3"),
+    (readable_but_lost, "I3"),
+    (one_place_twice, "I"),
+    (another_generation, "I3"),
+    (nowhere, "I3"),
+    (found_but_not_sealed, "I3"),
+    (sealed_but_not_found, "I17"),
+    (stale_mask, "I15"),
+    (plan_without_put, "I18"),
+    (plan_counts_wrongly, "I18"),
+    (closed_plan_kept, "I"),
+    (plan_unknown_to_its_pages, "I"),
+    (run_keeps_a_closed_plan, "I18"),
+    (reserved_without_plan, "I17"),
+    (owner_without_session, "I18"),
+    (session_without_owner, "I18"),
+    (put_without_deadline, "I18"),
+    (put_unknown_to_its_owner, "I18"),
+    (finished_put_kept, "I18"),
+    (wait_unknown_to_its_owner, "I18"),
+    (orphaned_removal, "I29"),
+    (retiring_something_else, "I29"),
+    (run_out_of_the_wheel, "I18"),
+    (retired_and_forgotten, "I6"),
+    (too_many_in_flight, "I7"),
+    (held_but_not_quarantined, "I17"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "number"), BROKEN, ids=[spoil.__name__ for spoil, _ in BROKEN])
+def test_it_is_found(rig: Rig, spoil: Callable[[Core], None], number: str) -> None:
+    spoil(rig.master.core)
+    with pytest.raises((InvariantBroken, AssertionError), match=number):
+        rig.master.check_invariants()
