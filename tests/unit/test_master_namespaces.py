@@ -1,0 +1,111 @@
+"""Namespaces: durable before the first plan, numbered for good, kept apart by tenant."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore import limits
+from kvstore.errors import ConfigError
+from kvstore.ids import Epoch
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from master import namespaces, tombstones
+from master.state import MasterState
+from master.tunables import Tunables
+from tests.unit.master_rig import Rig, chain, failure, small_content, small_layout
+
+
+def opened(parts: int = 1, tenant: str = "tenant") -> OpenNamespace:
+    """A request."""
+    return OpenNamespace(small_content(parts, tenant), small_layout(parts))
+
+
+def test_the_answer_waits_for_the_store() -> None:
+    rig = Rig()
+    rig.holds_persists = True
+    assert rig.ask(rig.engine, opened()) is None
+    first = rig.last_request
+    assert rig.ask(rig.engine, opened()) is None
+    second = rig.last_request
+    assert len(rig.persists) == 1
+    rig.holds_persists = False
+    rig.store_all()
+    answers = [rig.reply(rig.engine, request) for request in (first, second)]
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], NamespaceOpened)
+    assert answers[0].ordinal == 1
+
+
+def test_an_open_namespace_is_opened_again_at_once() -> None:
+    rig = Rig()
+    first = rig.open_namespace()
+    stored = dict(rig.store)
+    assert rig.open_namespace().ordinal == first.ordinal
+    assert rig.store == stored
+
+
+def test_ordinals_are_never_reused() -> None:
+    rig = Rig()
+    ordinals = [rig.open_namespace(parts).ordinal for parts in (1, 2, 4)]
+    assert ordinals == [1, 2, 3]
+    rig.takeover(2)
+    assert rig.open_namespace(8).ordinal == 4
+    assert rig.open_namespace(2).ordinal == 2
+
+
+def test_another_tenants_namespace_is_refused() -> None:
+    rig = Rig()
+    reply = failure(rig.ask(rig.engine, opened(tenant="another")))
+    assert reply.code == "access_denied"
+    assert not rig.store
+    operator = rig.open("operator", "", "admin")
+    assert isinstance(rig.ask(operator, opened(tenant="another")), NamespaceOpened)
+
+
+def test_a_bad_layout_is_refused_with_the_reason() -> None:
+    rig = Rig()
+    bad = OpenNamespace(small_content(2), small_layout(3))
+    assert "tensor_parallel" in failure(rig.ask(rig.engine, bad)).text
+
+
+def test_the_bound_on_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NAMESPACES_MAX", 1)
+    rig = Rig()
+    rig.open_namespace(1)
+    assert failure(rig.ask(rig.engine, opened(2))).code == "out_of_space"
+    assert isinstance(rig.ask(rig.engine, opened(1)), NamespaceOpened)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (namespaces.PREFIX + "00", b""),
+        (namespaces.PREFIX + "00", b"\1\0\0\0garbage"),
+        (tombstones.PREFIX + "s", b"short"),
+    ],
+)
+def test_values_that_are_not_ours_stop_the_start(key: str, value: bytes) -> None:
+    with pytest.raises(ConfigError, match=key):
+        MasterState(Tunables(), Epoch(1), [(key, value)])
+
+
+def test_a_value_under_another_name_stops_the_start() -> None:
+    rig = Rig()
+    rig.open_namespace()
+    (value,) = rig.store.values()
+    with pytest.raises(ConfigError, match="holds namespace"):
+        MasterState(Tunables(), Epoch(2), [(namespaces.PREFIX + "00", value)])
+
+
+def test_keys_of_others_are_left_alone() -> None:
+    state = MasterState(Tunables(), Epoch(1), [("epoch", b"1")])
+    assert len(state.core.namespaces) == 0
+
+
+def test_pages_of_equal_tokens_in_two_namespaces_stay_apart() -> None:
+    rig = Rig()
+    rig.add_worker()
+    one, two = rig.open_namespace(1), rig.open_namespace(2)
+    one.put(chain(1, 3))
+    two.put(chain(1, 3), parts=(0, 1))
+    one.remove(chain(1, 3))
+    assert two.probe(chain(1, 3)) == b"\1" * 3

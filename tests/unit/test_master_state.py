@@ -1,0 +1,116 @@
+"""Dispatch: who is answered, what is refused, what the shell is told about time; replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore import limits
+from kvstore.errors import ConfigError
+from kvstore.ids import Epoch
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
+from kvstore.wire.messages.reads import GetStatus, Probe
+from master import event_ring
+from master.event_ring import EventRing
+from master.events import Event, Persisted, Request, SessionClosed, SessionId, Tick, TicketId
+from master.state import MasterState
+from master.tunables import Tunables
+from tests.unit.master_rig import Rig, chain, failure
+
+
+def test_every_request_is_answered_or_refused() -> None:
+    rig = Rig()
+    reply = failure(rig.ask(rig.engine, Done()))
+    assert (reply.code, "Done" in reply.text) == ("caller_error", True)
+    assert rig.master.core.counters["refused_caller_error"] == 1
+
+
+def test_strangers_get_nothing() -> None:
+    rig = Rig()
+    assert rig.ask(SessionId(99), GetStatus()) is None
+    rig.send(SessionClosed(SessionId(99)))
+    rig.send(Persisted(TicketId(99)))
+
+
+def test_an_idle_master_sleeps() -> None:
+    state = MasterState(Tunables(), Epoch(1))
+    assert state.handle(Tick(), 5.0) == []
+    assert state.next_wakeup(5.0) == float("inf")
+
+
+def test_time_never_goes_back() -> None:
+    state = MasterState(Tunables(), Epoch(1))
+    state.handle(Tick(), 5.0)
+    with pytest.raises(AssertionError):
+        state.handle(Tick(), 4.9)
+
+
+def test_the_same_events_give_the_same_actions() -> None:
+    def story() -> tuple[list[tuple[float, Event]], list[object]]:
+        rig = Rig(Tunables(watermark_high=0.5, watermark_low=0.3))
+        rig.add_worker()
+        space = rig.open_namespace()
+        for number in range(30):
+            space.put(chain(number, 5), ttl_s=3.0 + number / 5)
+            space.match(chain(number // 2, 4))
+            rig.pass_time(0.3)
+        return list(rig.master.ring), [rig.master.core.counters, sorted(rig.store)]
+
+    events, outcome = story()
+    assert story() == (events, outcome)
+    again = MasterState(Tunables(watermark_high=0.5, watermark_low=0.3), Epoch(1))
+    for now, event in events:
+        again.handle(event, now)
+    again.check_invariants()
+    assert again.core.counters == outcome[0]
+
+
+def test_the_ring_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "EVENT_RING_ENTRIES", 3)
+    ring = EventRing()
+    for number in range(5):
+        ring.append(float(number), Tick())
+    assert [now for now, _ in ring] == [2.0, 3.0, 4.0]
+    assert len(ring) == 3
+
+
+def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_ring, "RING_BYTES_MAX", 10_000)
+    ring = EventRing()
+    for number in range(5):
+        message = Probe(bytes(32), bytes(4000))
+        ring.append(float(number), Request(SessionId(1), number, message))
+    assert [now for now, _ in ring] == [3.0, 4.0]
+    chains = (PutChain(bytes(32), bytes(9000)),)
+    put = BeginPut(bytes(16), bytes(32), chains, (0,), (1,), 1.0)
+    ring.append(5.0, Request(SessionId(1), 5, put))
+    assert [now for now, _ in ring] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lease_ttl_s", 0.0),
+        ("lease_ttl_s", limits.LEASE_TTL_MAX_S + 1),
+        ("watermark_high", 1.1),
+        ("watermark_low", 0.96),
+        ("worker_lost_after_s", 0.9),
+        ("eviction", "random"),
+        ("placement", "nearest"),
+    ],
+)
+def test_settings_that_cannot_be_right_stop_the_start(field: str, value: float | str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        MasterState(Tunables(**{field: value}), Epoch(1))  # type: ignore[arg-type]  # by name
+
+
+def test_generations_carry_the_epoch() -> None:
+    rig = Rig(epoch=7)
+    rig.add_worker()
+    space = rig.open_namespace()
+    first, second = space.plans(chain(1, 1)), space.plans(chain(2, 1))
+    assert isinstance(first, PutPlans)
+    assert [plans.spans[0].generation for plans in (first, second)] == [
+        (7 << 32) + 1,
+        (7 << 32) + 2,
+    ]
