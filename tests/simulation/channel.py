@@ -40,6 +40,8 @@ class Channel:
 
     world: World
     ends: dict[str, End] = field(default_factory=dict)
+    is_stream: bool = False
+    """Keeps order, and breaks at a loss, in any weather."""
     is_broken: bool = False
 
     def attach(
@@ -69,17 +71,18 @@ class Channel:
             self._deliver(other, message, world.random.uniform(0.00001, 0.0001), ordered=True)
             return
         weather = world.weather
+        is_ordered = weather.ordered or self.is_stream
         if self.is_broken or world.is_cut(source, other.node) or world.chance(weather.loss):
             world.counts["lost"] += 1
-            if weather.ordered:
+            if is_ordered:
                 self.break_off()
             return
         copies = 1
-        if not weather.ordered and world.chance(weather.duplicate):
+        if not is_ordered and world.chance(weather.duplicate):
             world.counts["duplicated"] += 1
             copies = 2
         for _ in range(copies):
-            self._deliver(other, message, world.delay_s(), weather.ordered)
+            self._deliver(other, message, world.delay_s(), is_ordered)
 
     def _deliver(self, end: End, message: object, delay_s: float, ordered: bool) -> None:
         world = self.world
@@ -144,11 +147,12 @@ class Dial:
     connected: Callable[[Channel | None], None]
     """Called once, with None when nobody answered in time."""
     timeout_s: float = HANDSHAKE_TIMEOUT_S
+    is_stream: bool = False
 
 
 def dial(world: World, call: Dial, accept: Callable[[Channel, object], bool]) -> None:
     """Connect; `accept` runs on the target and may refuse."""
-    channel = Channel(world)
+    channel = Channel(world, is_stream=call.is_stream)
     life = world.nodes[call.source].life
     settled: list[bool] = []
 

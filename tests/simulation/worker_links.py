@@ -1,5 +1,7 @@
 """A simulated worker's two connections to the master: the control link, and the report line.
 
+The order of registration, inventory and commands is the control link's to keep in any weather.
+
 As in the real worker, seals are reported on a connection of their own, which goes where the control
 link goes and lives no longer. So a report and an inventory may overtake each other.
 """
@@ -61,19 +63,24 @@ class WorkerLinks:
             self._control = link
             self._worker.feed(events.LinkOpened())
 
-        self._dial(link, connected)
+        self._dial(link, connected, is_stream=True)
 
     def _endpoint(self, ended: Callable[[Endpoint], None]) -> Endpoint:
         worker = self._worker
         return Endpoint(worker.world, worker.name, worker.commanded, ended)
 
-    def _dial(self, link: Endpoint, connected: Callable[[Channel | None], None]) -> None:
+    def _dial(
+        self, link: Endpoint, connected: Callable[[Channel | None], None], *, is_stream: bool = False
+    ) -> None:
         worker = self._worker
         assert worker.master is not None
         life = worker.world.nodes[worker.name].life
         token = f"{worker.name}/{life}".encode().ljust(16, b".")
         greeting = Greeting("worker", worker.name, token)
-        call = Dial(worker.name, "master", greeting, link.receive, link.ended, connected)
+        call = Dial(
+            worker.name, "master", greeting, link.receive, link.ended, connected,
+            is_stream=is_stream,
+        )  # fmt: skip
         dial(worker.world, call, worker.master.accept)
 
     def _dial_later(self) -> None:
