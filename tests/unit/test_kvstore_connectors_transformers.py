@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    StaticCache,
-)
+from transformers import DynamicCache, MistralConfig, StaticCache
 
 from kvstore.connectors.transformers import (
     PooledPrefix,
@@ -23,34 +17,14 @@ from kvstore.connectors.transformers import (
 )
 from kvstore.errors import BadValue, Unavailable
 from tests.fake_store import FakeStore
+from tests.tiny_model import PAGE, compute, computed, config, greedy, same, text, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PAGE = 16
-VOCABULARY = 97
+    from transformers import LlamaForCausalLM
+
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def config(**changes: object) -> LlamaConfig:
-    fields: dict[str, object] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.2,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    return LlamaConfig(**(fields | changes))
-
-
-def tiny(dtype: torch.dtype = torch.float32, seed: int = 7, **changes: object) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(config(**changes)).to(dtype).eval()
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=lambda dtype: str(dtype))
@@ -68,44 +42,6 @@ def store() -> Iterator[FakeStore]:
 
 def pooled(store: FakeStore, model: LlamaForCausalLM, model_id: str = "tiny") -> PooledPrefix:
     return PooledPrefix(store, model, model_id, page_tokens=PAGE)
-
-
-def text(length: int) -> list[int]:
-    return [3 + (i * 7) % (VOCABULARY - 3) for i in range(length)]
-
-
-@torch.no_grad()
-def compute(model: LlamaForCausalLM, tokens: list[int], cache: DynamicCache) -> torch.Tensor:
-    """Logits of all `tokens`, appended to the cache."""
-    logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), cache=cache).logits
-    return logits
-
-
-def computed(model: LlamaForCausalLM, tokens: list[int]) -> DynamicCache:
-    cache = DynamicCache(config=model.config)
-    if tokens:
-        compute(model, tokens, cache)
-    return cache
-
-
-def same(one: DynamicCache, other: DynamicCache) -> bool:
-    return all(
-        torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values)
-        for a, b in zip(one.layers, other.layers, strict=True)
-    )
-
-
-def greedy(
-    model: LlamaForCausalLM, rest: list[int], cache: DynamicCache, steps: int
-) -> tuple[list[int], torch.Tensor]:
-    """Generated tokens and the logits behind each; the last token's KV is not computed."""
-    tokens: list[int] = []
-    logits: list[torch.Tensor] = []
-    for _ in range(steps):
-        logits.append(compute(model, rest, cache)[0, -1])
-        tokens.append(int(logits[-1].argmax()))
-        rest = tokens[-1:]
-    return tokens, torch.stack(logits)
 
 
 @pytest.mark.parametrize("length", range(3 * PAGE + 1))

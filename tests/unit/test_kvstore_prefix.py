@@ -13,72 +13,14 @@ from hypothesis import strategies as st
 from kvstore import errors
 from kvstore.client import prefix
 from kvstore.client.outcomes import MissReason, RefusedReason
-from kvstore.client.prefix import Fetched, Kept, PrefixCache
-from kvstore.namespace import Attention, CacheGroup, Content, Layout
+from kvstore.client.prefix import Fetched, Kept
 from tests.fake_store import FakeStore
-from tests.fakes import payload
+from tests.prefix_engine import TOKENS, Engine, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.client.prefix import CopyPages
-
-TOKENS = 4
-CONTENT = Content(
-    "default", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 2, 1, 4, 4),), "{}"
-)
-
-
-def text(length: int, salt: int = 0) -> list[int]:
-    return [salt * 1000 + i for i in range(length)]
-
-
-class Engine:
-    """An engine whose pages are a function of their key: it can check every byte it gets."""
-
-    def __init__(self, store: FakeStore, batch_pages: int = 3, pipeline: int = 1) -> None:
-        layout = Layout(page_tokens=TOKENS, pipeline_parallel=pipeline)
-        self.opened = store.open(CONTENT, layout)
-        self.page_bytes = self.opened.namespace.page_bytes
-        self.prefix = PrefixCache(store, self.opened, batch_pages * self.page_bytes)
-        self.got = 0
-
-    def pack(self, tokens: list[int]) -> CopyPages:
-        chain = self.opened.chain(tokens)
-
-        def pack(first: int, count: int, memory: memoryview) -> None:
-            assert memory.nbytes == count * self.page_bytes
-            for i in range(count):
-                page = payload(chain.key(first + i), 0, self.page_bytes)
-                memory[i * self.page_bytes : (i + 1) * self.page_bytes] = page
-
-        return pack
-
-    def store(self, tokens: list[int]) -> Kept:
-        return self.prefix.store(tokens, self.pack(tokens))
-
-    def fetch(self, tokens: list[int]) -> Fetched:
-        chain = self.opened.chain(tokens)
-        self.got = 0
-
-        def begin(pages: int) -> CopyPages:
-            assert pages > 0
-
-            def unpack(first: int, count: int, memory: memoryview) -> None:
-                assert first == self.got
-                assert memory.nbytes == count * self.page_bytes
-                for i in range(count):
-                    page = memory[i * self.page_bytes : (i + 1) * self.page_bytes]
-                    assert bytes(page) == payload(chain.key(first + i), 0, self.page_bytes)
-                self.got += count
-
-            return unpack
-
-        fetched = self.prefix.fetch(tokens, begin)
-        assert self.got == fetched.pages
-        assert fetched.tokens == fetched.pages * TOKENS
-        assert fetched.bytes_moved == fetched.pages * self.page_bytes
-        return fetched
 
 
 @pytest.fixture
