@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.memory import Memory
 
 COLUMN_BYTES: Final = 8
-PIECE_BYTES: Final = 4 * limits.MIB
+PIECE_BYTES: Final = 8 * limits.MIB
 """Bytes that a writer hashes while the worker copies the piece before: one Ingest a piece."""
 
 
