@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from master.membership import Worker
     from master.segments import Segment
 
-SLOTS_PER_STEP: Final = 256
+SLOTS_PER_STEP: Final = 128
 
 
 def detach(core: Core, worker: Worker) -> None:

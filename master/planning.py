@@ -68,6 +68,7 @@ class Planner:
         self._put = put
         self._message = message
         self._segments: dict[Segment, int] = {}
+        self._open: dict[int, list[Segment]] = {}
         self._spans: list[PlanSpan] = []
         self._present: list[PageRange] = []
         self._refused: list[RefusedRange] = []
@@ -80,7 +81,9 @@ class Planner:
             first += len(chain.keys) // KEY_BYTES
 
     def answer(self) -> PutPlans:
-        """The reply."""
+        """The reply; what was filled is looked at by those who make room."""
+        for segment in self._segments:
+            self._core.press(segment)
         return PutPlans(
             self._core.epoch,
             self._put.timeout_s,
@@ -138,11 +141,9 @@ class Planner:
         """Plans for as many of these pages as there is room for, one a segment."""
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
-        for segment in placing.ranked(core):
+        for segment in self._open_segments(size_class):
             if not keys:
                 break
-            if not placing.is_open(core, segment, size_class):
-                continue
             if not segment.allocator.has_room(size_class):
                 continue
             generation = core.new_generation()
@@ -164,11 +165,20 @@ class Planner:
                 open=count,
                 page_in_chain=at,
             )
-            core.press(segment)
             core.plans[generation] = self._put.plans[generation] = plan
             plans.append(plan)
             at += count
         return plans
+
+    def _open_segments(self, size_class: int) -> list[Segment]:
+        """Where extents of this class may be planned, best first; looked at once a put."""
+        found = self._open.get(size_class)
+        if found is None:
+            core = self._core
+            ranked = placing.ranked(core)
+            found = [each for each in ranked if placing.is_open(core, each, size_class)]
+            self._open[size_class] = found
+        return found
 
     def _span(self, first: int, plan: Plan) -> PlanSpan:
         index = self._segments.setdefault(plan.segment, len(self._segments))
@@ -225,7 +235,7 @@ def _check_chain(chain: PutChain, found: list[Stretch]) -> None:
         if claimed != (run.key(page - 1) if page else run.parent):
             raise BadValue("chains", stretch.first, "the parent that this page is known to have")
         known += stretch.count
-    if known * KEY_BYTES < len(chain.keys):
+    if known * KEY_BYTES < len(chain.keys) > KEY_BYTES:
         keys = split_keys(chain.keys)
         if len(set(keys)) != len(keys):
             raise BadValue("chains", len(keys), "every page once in a chain")

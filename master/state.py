@@ -31,6 +31,7 @@ from master import (
     confirmations,
     incomplete,
     inventory,
+    lenders,
     membership,
     namespaces,
     puts,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Core, Caller, Message], None]
 
 M = TypeVar("M", bound="Message")
-STEPS_PER_TICK: Final = 4
+STEPS_PER_TICK: Final = 2
 
 
 def _handlers() -> dict[type[Message], Handler]:
@@ -114,6 +115,8 @@ class MasterState:
                 namespaces.restore(self.core, key, value)
             elif key.startswith(tombstones.PREFIX):
                 self.core.tombstones.restore(key, value)
+            elif key.startswith(lenders.PREFIX):
+                self.core.lenders.restore(key, value)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Change the state by one event; what is to be done about it, in order.
