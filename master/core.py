@@ -16,6 +16,7 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master.events import Persist, Reply, SessionId, TicketId
+from master.lenders import Lenders
 from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.placing import Ranking
@@ -73,6 +74,7 @@ class Core:
         self.waiting = WaitingPuts()
         self.orders = OrderBook(epoch)
         self.tombstones = Tombstones()
+        self.lenders = Lenders()
         self.eviction = registry.eviction(tunables.eviction)
         self.placement = registry.placement(tunables.placement)
 

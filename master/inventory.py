@@ -246,9 +246,9 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     core.reply(caller, Done())
 
 
-def _order_leftovers(core: Core, segment: Segment) -> set[bytes]:
-    """Fence and free what is neither free nor in use; the keys of those extents."""
-    keys: set[bytes] = set()
+def _order_leftovers(core: Core, segment: Segment) -> dict[bytes, set[int]]:
+    """Fence and free what is neither free nor in use; the generations of those extents by key."""
+    left: dict[bytes, set[int]] = {}
     kinds = ((ExtentState.QUARANTINED, OrderKind.FENCE), (ExtentState.RETIRED, OrderKind.FREE))
     for chunk in segment.allocator.chunk_list:
         if chunk.closed and not segment.draining:
@@ -258,10 +258,10 @@ def _order_leftovers(core: Core, segment: Segment) -> set[bytes]:
             for slot in chunk.slots_in(state):
                 order.offsets.append(chunk.offset(slot))
                 order.generations.append(chunk.generations[slot])
-                keys.add(chunk.key(slot))
+                left.setdefault(chunk.key(slot), set()).add(chunk.generations[slot])
             if len(order):
                 core.orders.give_at(order, max(core.now, segment.free_not_before_s))
-    return keys
+    return left
 
 
 def _joining(core: Core, caller: Caller, name: str, incarnation: int) -> Segment:

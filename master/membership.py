@@ -27,6 +27,8 @@ from master.placing import forget_ranking
 from master.segments import Segment, SegmentState
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from master.core import Core
     from master.sessions import Caller, Session
 
@@ -82,11 +84,19 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     core.version += 1
     forget_ranking(core)
     core.counters["registrations"] += 1
+    _forget_unoffered(core, worker, offered)
     tunables = core.tunables
-    core.reply(
-        caller,
-        WorkerAccepted(core.epoch, tunables.heartbeat_interval_s, tunables.worker_lost_after_s),
-    )
+    answer = WorkerAccepted(core.epoch, tunables.heartbeat_interval_s, tunables.worker_lost_after_s)
+    # Before anything is put there: a later master must know that the segments exist (I29).
+    core.lenders.note(core, worker.id, worker.segments, lambda: core.reply(caller, answer))
+
+
+def _forget_unoffered(core: Core, worker: Worker, offered: Container[str]) -> None:
+    """Give up segments that the worker lent to an earlier master and does not lend now."""
+    for name in core.lenders.absent_of(worker.id):
+        if name not in offered:
+            core.tombstones.forget(name, core.new_generation())
+            del core.lenders.absent[name]
 
 
 def _check(core: Core, message: RegisterWorker) -> None:
@@ -130,6 +140,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
         core.segments[segment.id] = segment
     elif segment.worker != worker.id:
         core.workers[segment.worker].segments.pop(segment.id, None)
+    core.lenders.absent.pop(segment.id, None)
     if offer.incarnation != segment.incarnation:
         fail_plans(core, segment)  # pulls into the old life have ended, new ones are refused (I11)
     segment.ref = ref
@@ -179,6 +190,7 @@ def lose_silent_workers(core: Core) -> None:
         if worker.lost:
             for segment in list(worker.segments.values()):
                 _forget_segment(core, segment)
+            core.lenders.drop(core, worker.id)
             del core.workers[worker.id]
         else:
             worker.lost = True
@@ -187,6 +199,25 @@ def lose_silent_workers(core: Core) -> None:
                 lose_segment(core, segment)
             forget_ranking(core)
             core.counters["workers_lost"] += 1
+    if core.now >= _absence_ends_s(core):
+        for lender in dict.fromkeys(core.lenders.absent.values()):
+            _forget_absent(core, lender)
+
+
+def _forget_absent(core: Core, worker: str) -> None:
+    """Give up what a worker lent to an earlier master and has not brought back since."""
+    absent = core.lenders.absent_of(worker)
+    for name in absent:
+        core.tombstones.forget(name, core.new_generation())
+        del core.lenders.absent[name]
+    if worker not in core.workers:
+        core.lenders.drop(core, worker)
+
+
+def _absence_ends_s(core: Core) -> float:
+    if not core.lenders.absent:
+        return float("inf")
+    return core.started_s + core.tunables.segment_forget_s
 
 
 def _patience_ends_s(core: Core, worker: Worker) -> float:
@@ -198,4 +229,4 @@ def _patience_ends_s(core: Core, worker: Worker) -> float:
 def next_loss_s(core: Core) -> float:
     """When the next worker will have been silent for too long."""
     ends_s = (_patience_ends_s(core, worker) for worker in core.workers.values())
-    return min(ends_s, default=float("inf"))
+    return min([_absence_ends_s(core), *ends_s])

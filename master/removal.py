@@ -13,14 +13,15 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue, OutOfSpace
 from kvstore.ids import KEY_BYTES
-from kvstore.replica import ExtentEvent
+from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.reads import Remove, Removed
 from master.orders import OrderKind
-from master.packed import WORD, words
+from master.packed import WORD, split_keys, words
 from master.puts import fail_pages, prune
 from master.seconds import check_seconds
+from master.segments import SegmentState
 from master.sessions import Caller
 from master.wheel import NOWHERE, Wheel
 
@@ -119,7 +120,8 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     pages = len(message.keys) // KEY_BYTES
     if len(message.keys) % KEY_BYTES or pages > limits.BATCH_PAGES_MAX:
         raise BadValue("keys", len(message.keys), f"at most {limits.BATCH_PAGES_MAX} whole keys")
-    if not core.tombstones.has_room(pages * known.tree.parts):
+    rows_a_page = known.tree.parts + len(_unknown_holders(core))
+    if not core.tombstones.has_room(pages * rows_a_page):
         raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")
     removal = Removal(caller, known.ordinal, message.keys, bytearray(pages), followers=[])
     timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
@@ -137,7 +139,47 @@ def _take_out(core: Core, known: KnownNamespace, removal: Removal) -> Iterator[N
         for stretch in known.tree.stretches(removal.keys[at]):
             if stretch.run.keys:
                 _take_out_stretch(core, known.tree, removal, first, stretch)
+        _cover_unknown(core, removal, removal.keys[at])
     step_done(core, removal)
+
+
+def _unknown_holders(core: Core) -> list[str]:
+    """Segments that may hold pages which the tree does not list: their inventory is still to come.
+
+    Lost ones, whose copies were cleaned away; those of earlier masters; and those under way.
+    """
+    known = (s.id for s in core.segments.values() if s.state is not SegmentState.LIVE)
+    return [*known, *core.lenders.absent]
+
+
+def _cover_unknown(core: Core, removal: Removal, keys: bytes) -> None:
+    """Store tombstones where the tree cannot tell what is sealed (I29)."""
+    holders = _unknown_holders(core)
+    pages = split_keys(keys)
+    added = len(holders) * len(pages)
+    if added:
+        # Whatever lies there was handed out before; a later put gets a higher generation.
+        generation = core.new_generation()
+        for holder in holders:
+            for key in pages:
+                core.tombstones.add(holder, key, generation)
+    for segment in core.segments.values():
+        # A put that failed may have been sealed nevertheless, and is not fenced yet.
+        if segment.allocator.bytes_in[ExtentState.QUARANTINED]:
+            added += _cover_quarantined(core, segment, set(pages))
+    if added:
+        core.removals.store(removal)
+
+
+def _cover_quarantined(core: Core, segment: Segment, pages: set[bytes]) -> int:
+    """Tombstones for quarantined extents of these pages; how many."""
+    added = 0
+    for chunk in segment.allocator.chunk_list:
+        for slot in chunk.slots_in(ExtentState.QUARANTINED):
+            if chunk.key(slot) in pages:
+                core.tombstones.add(segment.id, chunk.key(slot), chunk.generations[slot])
+                added += 1
+    return added
 
 
 def _join_earlier(core: Core, removal: Removal, first: int, keys: bytes) -> None:

@@ -22,20 +22,24 @@ _ROW: Final = struct.Struct("<32sQ")
 
 
 class Tombstones:
-    """Rows by segment. A segment whose rows changed is dirty until `take_dirty`."""
+    """Rows by segment. A segment whose rows changed is dirty until `take_dirty`.
+
+    Here a row is the set of generations whose extents are not known to be free yet: a page has
+    an extent for each of its parts, and they come free one by one. Durable is the highest of them.
+    """
 
     __slots__ = ("_dirty", "_rows")
 
     def __init__(self) -> None:
         """Start with none."""
-        self._rows: dict[str, dict[bytes, int]] = {}
+        self._rows: dict[str, dict[bytes, set[int]]] = {}
         self._dirty: dict[str, None] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
     def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
-        return ((s, key, g) for s, rows in self._rows.items() for key, g in rows.items())
+        return ((s, key, max(row)) for s, rows in self._rows.items() for key, row in rows.items())
 
     def has_room(self, rows: int) -> bool:
         """Whether so many more rows stay within the bound (I7)."""
@@ -43,33 +47,45 @@ class Tombstones:
 
     def add(self, segment: str, key: bytes, generation: int) -> None:
         """This and lower generations of `key` are gone from `segment`."""
-        rows = self._rows.setdefault(segment, {})
-        if rows.get(key, 0) < generation:
-            rows[key] = generation
+        row = self._rows.setdefault(segment, {}).setdefault(key, set())
+        if generation > max(row, default=0):
             self._dirty[segment] = None
+        row.add(generation)
 
     def covers(self, segment: str, key: bytes, generation: int) -> bool:
         """Whether this generation was removed."""
         rows = self._rows.get(segment)
-        return rows is not None and generation <= max(rows.get(key, 0), rows.get(EVERY_PAGE, 0))
+        if rows is None:
+            return False
+        return generation <= max(*rows.get(key, ()), *rows.get(EVERY_PAGE, ()), 0, 0)
 
     def clear(self, segment: str, key: bytes, generation: int) -> None:
-        """The holder has freed this generation, and so has no lower one."""
-        rows = self._rows.get(segment)
-        if rows is not None and 0 < rows.get(key, 0) <= generation and key != EVERY_PAGE:
-            del rows[key]
-            self._dirty[segment] = None
+        """The holder has freed the extent that had this generation."""
+        row = self._rows.get(segment, {}).get(key, set())
+        if generation in row and key != EVERY_PAGE:
+            self._keep(segment, key, row - {generation})
 
-    def keep_only(self, segment: str, keys: set[bytes]) -> None:
-        """The holder lists none but these any more."""
+    def keep_only(self, segment: str, left: dict[bytes, set[int]]) -> None:
+        """The holder's inventory is compared: of what was removed, only these extents are left."""
         rows = self._rows.get(segment, {})
-        for key in [key for key in rows if key not in keys and key != EVERY_PAGE]:
+        for key, row in list(rows.items()):
+            if key != EVERY_PAGE:
+                highest = max(row)
+                self._keep(segment, key, {g for g in left.get(key, ()) if g <= highest})
+
+    def _keep(self, segment: str, key: bytes, row: set[int]) -> None:
+        rows = self._rows[segment]
+        if not row:
             del rows[key]
             self._dirty[segment] = None
+        elif row != rows[key]:
+            if max(row) != max(rows[key]):
+                self._dirty[segment] = None
+            rows[key] = row
 
     def forget(self, segment: str, generation: int) -> None:
         """The segment is given up: if it ever comes back, nothing up to this generation does."""
-        self._rows[segment] = {EVERY_PAGE: generation}
+        self._rows[segment] = {EVERY_PAGE: {generation}}
         self._dirty[segment] = None
 
     @property
@@ -84,7 +100,7 @@ class Tombstones:
         for segment in self._dirty:
             rows = self._rows[segment]
             if rows:
-                value = b"".join(_ROW.pack(key, generation) for key, generation in rows.items())
+                value = b"".join(_ROW.pack(key, max(row)) for key, row in rows.items())
                 puts.append((PREFIX + segment, value))
             else:
                 del self._rows[segment]
@@ -96,4 +112,5 @@ class Tombstones:
         """Take in one durable value; ConfigError when it is not ours."""
         if len(value) % _ROW.size:
             raise ConfigError(f"metadata value {key}: {len(value)} bytes are not whole rows")
-        self._rows[key.removeprefix(PREFIX)] = dict(_ROW.iter_unpack(value))
+        rows = {page: {generation} for page, generation in _ROW.iter_unpack(value)}
+        self._rows[key.removeprefix(PREFIX)] = rows
