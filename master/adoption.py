@@ -12,7 +12,6 @@ from kvstore.record import Record, RecordFlag, RecordState
 from kvstore.replica import ExtentEvent
 from kvstore.segment import size_class_of
 from master.extent_allocator import Occupant
-from master.orders import OrderKind
 from master.packed import pack_words
 from master.puts import fill, watch_incomplete
 from master.run import Copy, Run
@@ -49,14 +48,8 @@ def _take_in(core: Core, segment: Segment, record: Record) -> bool:
     page = Occupant(record.key, record.namespace_ordinal, record.generation)
     wanted = _is_wanted(core, segment, record)
     event = ExtentEvent.ADOPTED if wanted else ExtentEvent.UNACCOUNTED
-    if not segment.allocator.take_in(record.offset, record.size_class, event, page):
-        # Where a chunk of another class lies: nothing can be noted, it can only be fenced.
-        core.counters["records_misplaced"] += 1
-        order = core.orders.new(OrderKind.FENCE, segment, record.size_class)
-        order.offsets.append(record.offset)
-        order.generations.append(record.generation)
-        core.orders.give(order)
-        return False
+    fits = segment.allocator.take_in(record.offset, record.size_class, event, page)
+    assert fits, record  # no chunk of another class lies there: master.inventory has looked
     core.counters["pages_adopted" if wanted else "extents_unaccounted"] += 1
     return wanted
 

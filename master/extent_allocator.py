@@ -16,7 +16,7 @@ import msgspec
 from kvstore.errors import IllegalTransition, InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import EXTENT_TRANSITIONS, ExtentEvent, ExtentState
-from master.frame_map import FrameMap
+from master.frame_map import LENGTHS, FrameMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -245,11 +245,14 @@ class ExtentAllocator:
 
     def chunks_within(self, start: int, size_bytes: int) -> list[Chunk]:
         """Chunks that overlap this aligned piece: one that holds it, or those inside it."""
-        stop = start + size_bytes
+        frame_bytes = self.geometry.frame_bytes
+        around = [start // (n * frame_bytes) * n * frame_bytes for n in LENGTHS]
+        inside = range(start, start + size_bytes, frame_bytes)
+        chunks = (self.chunks.get(at) for at in dict.fromkeys([*around, *inside]))
         return [
             chunk
-            for chunk in self.chunk_list
-            if chunk.start < stop and start < chunk.start + chunk.frames * self.geometry.frame_bytes
+            for chunk in chunks
+            if chunk is not None and chunk.start + chunk.frames * frame_bytes > start
         ]
 
     def _chunk_with_room(self, size_class: int) -> Chunk | None:

@@ -142,6 +142,14 @@ def inventory_rows(core: Core, caller: Caller, message: InventoryRows) -> None:
     frames = segment.geometry.chunk_frames(message.size_class) if message.size_class > 0 else 0
     if not frames or message.chunk_start % (frames * segment.geometry.frame_bytes):
         raise BadValue("chunk_start", message.chunk_start, "aligned for its size class")
+    piece_bytes = frames * segment.geometry.frame_bytes
+    for chunk in segment.allocator.chunks_within(message.chunk_start, piece_bytes):
+        # What the worker does not list there was settled by its offer; what is left still has to
+        # be fenced, and no worker changes the class of a chunk before that. It may not serve.
+        if (chunk.start, chunk.size_class) != (message.chunk_start, message.size_class):
+            raise BadValue(
+                "size_class", message.size_class, f"{chunk.size_class}, as planned there"
+            )
     core.start(_while_registered(segment, _compare_rows(core, caller, segment, message)))
 
 

@@ -248,6 +248,21 @@ def test_a_chunk_of_another_class_replaces_ours(rig: Rig, space: OpenedNamespace
     assert not worker.records
 
 
+def test_a_chunk_of_another_class_in_place_of_planned_ones_may_not_serve() -> None:
+    scene = Scene("QUARANTINED")
+    record = scene.record("SEALED")
+    assert record is not None
+    worker = scene.worker
+    worker.leave()
+    scene.rig.commands.clear()
+    worker.records = {0: msgspec.structs.replace(record, size_class=2 * PAGE)}
+    worker.connect()
+    assert worker.offer() == InventoryWanted((0,))
+    rows = InventoryRows(worker.segment, 1, 0, 2 * PAGE, rows_of(worker, 0))
+    assert "as planned there" in failure(worker.ask(rows)).text
+    assert failure(worker.ask(InventoryEnd(worker.segment, 1))).code == "unavailable"
+
+
 # Another master.
 
 

@@ -380,6 +380,28 @@ def test_a_put_waits_for_a_worker(space: OpenedNamespace) -> None:
     assert granted(reply) == [(0, 8, 0)]
 
 
+def test_a_put_that_cannot_be_right_any_more_is_refused_when_it_is_woken(rig: Rig) -> None:
+    space = rig.open_namespace()
+    rig.workers.pop("w1").leave()
+    rig.pass_time(4.0)
+    assert space.begin(KEYS, wait=True) is None
+    request = rig.last_request
+    # The chain's first page comes in by another way, below another parent.
+    rig.add_worker("w2")
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+    other = rig.open("engine", TENANT, "other")
+    assert space.begin(KEYS, wait=True, timeout_s=1.0, session=other) is None
+    waits = rig.last_request
+    waiting_message = next(iter(rig.master.core.sessions[other].owner.waits.values())).message
+    assert waiting_message.chains[0].keys == KEYS
+    (held,) = rig.master.core.sessions[other].owner.waits.values()
+    held.message = msgspec.structs.replace(
+        waiting_message, chains=(PutChain(ROOT_PARENT, key(0) + key(0)),)
+    )
+    rig.pass_time(1.2)
+    assert failure(rig.reply(other, waits)).code == "bad_value"
+
+
 def test_a_put_that_got_something_does_not_wait(space: OpenedNamespace) -> None:
     reply = space.begin(chain(1, 300), wait=True)
     assert isinstance(reply, PutPlans)
@@ -538,6 +560,11 @@ def test_an_aborted_put_is_fenced_and_forgotten(rig: Rig, space: OpenedNamespace
     assert rig.master.core.namespaces.get(space.id).tree.pages == 3
 
 
+def test_too_many_generations_are_refused(rig: Rig) -> None:
+    reply = failure(rig.ask(rig.engine, AbortPut(tuple(range(limits.BATCH_PAGES_MAX + 1)))))
+    assert "generations" in reply.text
+
+
 def test_a_dead_writer_leaves_nothing(rig: Rig, space: OpenedNamespace) -> None:
     space.plans(KEYS)
     rig.close(rig.engine)
@@ -625,6 +652,18 @@ def test_parts_of_a_page_that_stays_incomplete_are_given_back(rig: Rig) -> None:
     assert bytes_in(rig, ExtentState.SEALED) == 0
     assert rig.master.core.counters["pages_incomplete"] == 8
     assert rig.master.core.namespaces.get(space.id).tree.pages == 0
+
+
+def test_parts_wait_for_a_holder_that_is_away_but_not_lost(rig: Rig) -> None:
+    space = rig.open_namespace(parts=2)
+    plans = space.put(KEYS, parts=(0,))
+    rig.pass_time(plans.plan_ttl_s - 0.5)
+    rig.workers["w1"].connect()  # its inventory is not compared yet
+    rig.pass_time(2.0)
+    assert bytes_in(rig, ExtentState.SEALED) == 8 * 4096
+    rig.workers["w1"].join()
+    rig.pass_time(plans.plan_ttl_s + 0.5)
+    assert bytes_in(rig, ExtentState.SEALED) == 0
 
 
 def test_later_parts_keep_earlier_ones(rig: Rig) -> None:
