@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import AccessDenied, BadValue, KVStoreError, Unavailable
+from kvstore.errors import AccessDenied, BadValue, KVStoreError, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
 from kvstore.replica import ExtentEvent
@@ -52,6 +52,8 @@ def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
         assert put.reply is not None, message.request
         core.reply(caller, put.reply)
         return
+    if len(owner.puts) >= limits.IDEMPOTENT_REPLIES_MAX:
+        raise OutOfSpace(f"{len(owner.puts)} puts are open: finish or abort some first")
     waiting = owner.waits.pop(message.request, None)
     if waiting is not None:
         core.waiting.forget(waiting)

@@ -295,6 +295,17 @@ def test_a_repeated_request_gets_the_same_answer(space: OpenedNamespace) -> None
     assert space.begin(KEYS, request=b"r" * 16) is first
 
 
+def test_open_puts_are_bounded(
+    rig: Rig, space: OpenedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "IDEMPOTENT_REPLIES_MAX", 2)
+    first = space.plans(chain(1, 1))
+    space.plans(chain(2, 1))
+    assert failure(space.begin(chain(3, 1))).code == "out_of_space"
+    rig.ask(rig.engine, AbortPut((first.spans[0].generation,)))
+    assert granted(space.plans(chain(3, 1))) == [(0, 1, 0)]
+
+
 def test_another_peer_shares_no_request_numbers(rig: Rig, space: OpenedNamespace) -> None:
     space.begin(KEYS, request=b"r" * 16)
     other = rig.open("engine", TENANT, "other")
