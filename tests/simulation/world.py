@@ -58,6 +58,8 @@ class NodeStatus:
     stopped_s: float = 0.0
     """Time spent paused so far."""
     paused_at_s: float = 0.0
+    woken_s: float = 0.0
+    """When it was last started or went on after a pause."""
 
 
 class World:
@@ -192,7 +194,8 @@ class World:
     def start(self, name: str) -> None:
         """The node runs again, as a new life."""
         self.note(f"start {name}")
-        self.nodes[name].up = True
+        status = self.nodes[name]
+        status.up, status.woken_s = True, self.now
 
     def pause(self, name: str) -> None:
         """SIGSTOP: everything for the node waits."""
@@ -206,6 +209,7 @@ class World:
         status = self.nodes[name]
         status.paused = False
         status.stopped_s += self.now - status.paused_at_s
+        status.woken_s = self.now
         self.after(0.0, lambda: self._catch_up(name, status.life))
 
     def _catch_up(self, name: str, life: int) -> None:
