@@ -104,7 +104,11 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
     A copy that is not the last one of its part goes alone; the page stays.
     """
     here = [copy for copy in run.copies if copy.segment is segment]
-    others = {c.part for c in run.copies if c.segment is not segment and c.segment.readable}
+    others = {
+        copy.part
+        for copy in run.copies
+        if copy.segment is not segment and copy.segment.readable and not copy.absent
+    }
     if here and all(copy.part in others and not copy.absent for copy in here):
         core.counters["copies_evicted"] += len(run)
         return sum(retire_copy(core, run, copy, 0, len(run)) for copy in here)

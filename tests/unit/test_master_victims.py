@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.replica import ExtentState
+from kvstore.wire.messages.puts import AbortPut, Sealed
 from master import victims
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
@@ -100,3 +101,29 @@ def test_deep_chains_of_single_pages_are_evicted_from_the_end() -> None:
         space.put(keys[page * 32 : (page + 1) * 32], parent=parent)
     evict(rig, 10 * PAGE)
     assert space.probe(keys) == b"\1" * 30 + bytes(10)
+
+
+def test_a_copy_without_some_pages_replaces_no_other() -> None:
+    rig, space = rig_with_pages(1)
+    keys = chain(0, 8)
+    rig.workers["w1"].leave()
+    rig.pass_time(5.0)
+    other = rig.add_worker("w2")
+    plans = space.plans(keys)
+    reports = space.write(plans, keys)
+    (report,) = reports
+    first = Sealed(
+        report.segment, report.incarnation, report.generation, report.namespace_ordinal,
+        report.part, report.keys[:64], report.offsets[:16], report.checksums[:16],
+    )  # fmt: skip
+    space.report([first])
+    rig.workers["w1"].join()
+    rig.ask(rig.engine, AbortPut((report.generation,)))
+    run = rig.master.core.tree(space.ordinal).get(keys[:32])
+    assert run is not None
+    assert sorted(copy.absent for copy in run.copies) == [0, 6]
+    segment = rig.master.core.segments["w1-dram"]
+    victims.evict_tail(rig.master.core, segment, run, 2 * PAGE)
+    rig.master.check_invariants()
+    assert space.probe(keys) == b"\1" * 6 + bytes(2)
+    assert other.records
