@@ -256,8 +256,9 @@ class Checks:
         return is_sealed and master_view.is_readable(master, place.segment)
 
     def _is_unreported(self, master: SimMaster, place: Place) -> bool:
-        """Whether the report of the seal has not come yet: then nobody was told of it either."""
-        return master_view.state_of(master, place) == ExtentState.RESERVED.name
+        """Whether the seal was not acknowledged: then nobody was told of it either."""
+        unacknowledged = (ExtentState.RESERVED.name, ExtentState.QUARANTINED.name)
+        return master_view.state_of(master, place) in unacknowledged
 
     def _why_part_missing(self, master: SimMaster, place: Place) -> str | None:
         order = self.orders.get((place.segment, place.offset, place.generation))

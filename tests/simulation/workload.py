@@ -256,14 +256,20 @@ class Caller:
         yield from self.client.open_namespaces()
         chain = self.universe.chain(self.random, namespace)
         chain = chain.slice(0, min(2, len(chain)))
-        while not (yield from self._round_trip(namespace, chain)):
+        is_whole = False
+        while not is_whole:
             yield 0.2
+            try:
+                is_whole = yield from self._round_trip(namespace, chain)
+            except Unavailable as error:
+                self.world.note(f"{self.client.name} round trip: {error!r}")
 
     def _round_trip(self, namespace: Namespace, chain: PageChain) -> Steps[bool]:
         parts = [part.index for part in namespace.parts]
         sources, data = self._sources(namespace, chain, parts, 0)
         clock, deadline_s = _Clock(self.client), self.world.now + 8.0
-        request = PutRequest(self.client.namespace(namespace), chain, sources, deadline_s)
+        until_s = self.world.now + 4.0
+        request = PutRequest(self.client.namespace(namespace), chain, sources, until_s)
         plan = put_steps(request, clock, self.client.new_request_id)
         outcomes = yield from self.client.run(plan, Put(self.client, data))
         query = Query(self.client.namespace(namespace), chain, deadline_s)
