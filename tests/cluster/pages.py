@@ -51,7 +51,11 @@ class Pages:
         return Layout(page_tokens=PAGE_TOKENS, tensor_parallel=ranks)
 
     def put(
-        self, opened: OpenedNamespace, chain: PageChain, part: int = 0, **wishes: float
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        part: int = 0,
+        timeout_s: float | None = None,
     ) -> list[object]:
         """Put every page's payload from a buffer; the outcomes."""
         size = opened.namespace.parts[part].size_bytes
@@ -60,7 +64,8 @@ class Pages:
             buffer.view[i * size : (i + 1) * size] = payload(key, part, size)
         offsets = range(0, len(chain) * size, size)
         try:
-            return list(self.store.put(opened, chain, buffer, offsets, part=part, **wishes))  # type: ignore[arg-type]  # wait is a bool, which is a float to the type checker
+            put = self.store.put
+            return [*put(opened, chain, buffer, offsets, part=part, timeout_s=timeout_s)]
         finally:
             buffer.close()
 

@@ -2,114 +2,38 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from kvstore.errors import KVStoreError, Unavailable
-from kvstore.page import PageChain
-from kvstore.record import RecordState
-from kvstore.rpc.identity import Identity, Role
-from kvstore.transfer import shm, tcp, transport
+from kvstore.transfer import tcp, transport
 from kvstore.transfer.buffer import Buffer
-from kvstore.transfer.context import TransferContext
-from kvstore.transfer.memory import Memory
-from kvstore.transfer.transport import IngestSpan
-from kvstore.wire.framing import FrameKind
-from kvstore.wire.messages.common import Address, Outcome
+from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.puts import Ingest, Ingested
-from kvstore.wire.messages.transfers import (
-    AttachBuffer,
-    DetachBuffer,
-    ReadEnded,
-    ReadExtents,
-    ReadStarted,
-    SegmentsShared,
-    SharedSegment,
-    ShareSegments,
-)
 from tests.contract.fake_worker import FakeWorker
 from tests.fakes import LoopbackTransport, payload
 from tests.unit.segment_files import INCARNATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kvstore.rpc.frame_socket import FrameSocket
-    from kvstore.transfer.transport import ReadSpan, Transport
     from kvstore.wire.framing import Frame
     from kvstore.wire.messages.base import Message
 
-SIZE = 8192
-PAGES = 6
-TIMEOUT_S = 5.0
-CHAIN = PageChain(payload(b"keys", 0, 32 * PAGES))
-PLACES = tuple(i * SIZE for i in range(PAGES))
-
-
-class Way:
-    """A transport under test, and the pages behind it."""
-
-    def __init__(self, kind: str, worker: FakeWorker) -> None:
-        self.kind = kind
-        self.worker = worker
-        self.transport = self._open()
-        self.into = Memory.of("into", bytearray(b"\xee" * (PAGES * SIZE)), writable=True)
-
-    def _open(self) -> Transport:
-        if self.kind == "loopback":
-            return LoopbackTransport()
-        address = self.worker.address(self.kind)
-        context = TransferContext(Identity(Role.ENGINE), address, (address,))
-        if self.kind == "shm":
-            return shm.open_transport(context, TIMEOUT_S)
-        return tcp.open_transport(context, TIMEOUT_S)
-
-    def stored(self) -> ReadSpan:
-        """Store every page; the span that reads them."""
-        offsets = self.worker.file.store(CHAIN, SIZE)
-        if isinstance(self.transport, LoopbackTransport):
-            for key, offset in zip(CHAIN, offsets, strict=True):
-                held = (key, 0, offset + 1, payload(key, 0, SIZE))
-                self.transport.pages["s", offset] = held
-        span = self.worker.file.span(CHAIN, offsets, SIZE, PLACES)
-        return msgspec.structs.replace(span, segment=self.worker.ref(self.kind))
-
-    def flip(self, page: int) -> None:
-        """Damage one stored page."""
-        self.worker.file.flip(page * SIZE)
-        if isinstance(self.transport, LoopbackTransport):
-            key, part, generation, data = self.transport.pages["s", page * SIZE]
-            damaged = bytes([data[0] ^ 1]) + data[1:]
-            self.transport.pages["s", page * SIZE] = (key, part, generation, damaged)
-
-    def free(self, page: int) -> None:
-        """Give one stored page's extent away."""
-        self.worker.file.write_record(CHAIN.key(page), page * SIZE, SIZE, state=RecordState.FREE)
-        if isinstance(self.transport, LoopbackTransport):
-            del self.transport.pages["s", page * SIZE]
-
-    def read(self, span: ReadSpan) -> bytes:
-        """Read; every OK page's bytes are in place, every other place is zero."""
-        outcomes = self.transport.read(span, self.into, TIMEOUT_S)
-        for i, place in enumerate(span.places):
-            found = bytes(self.into.view[place : place + SIZE])
-            good = outcomes[i] == Outcome.OK
-            assert found == (payload(CHAIN.key(i), 0, SIZE) if good else bytes(SIZE)), i
-        return outcomes
-
-
-def ingest_span(worker: FakeWorker, kind: str, pages: int = PAGES) -> IngestSpan:
-    """A plan for the first pages of the chain."""
-    offsets = array("Q", (i * SIZE for i in range(pages))).tobytes()
-    return IngestSpan(
-        1, worker.ref(kind), 99, 7, 0, SIZE, 64, bytes(32), CHAIN.packed[: 32 * pages], offsets,
-        PLACES[:pages],
-    )  # fmt: skip
+from tests.contract.transport_ways import (
+    CHAIN,
+    PAGES,
+    PLACES,
+    SIZE,
+    TIMEOUT_S,
+    Way,
+    ingest_span,
+    reply,
+)
 
 
 @pytest.fixture
@@ -235,30 +159,6 @@ def test_a_worker_that_hung_up_between_calls_is_dialled_again(real: Way, source:
     assert real.transport.ingest(spans, source.memory, TIMEOUT_S) == [bytes(PAGES)]
 
 
-def reply(message: Message, to: type[Message]) -> Callable[[FrameSocket, Frame], bool]:
-    """Say this to every request of one type."""
-
-    def say(link: FrameSocket, frame: Frame) -> bool:
-        if type(frame.message) is not to:
-            return False
-        link.send(FrameKind.REPLY, frame.request_id, message)
-        return True
-
-    return say
-
-
-def hang_up_on(kind: type[Message]) -> Callable[[FrameSocket, Frame], bool]:
-    """End the connection at the first request of one type."""
-
-    def say(link: FrameSocket, frame: Frame) -> bool:
-        if type(frame.message) is kind:
-            link.shutdown()
-            return True
-        return False
-
-    return say
-
-
 @pytest.mark.parametrize(
     ("message", "want"),
     [
@@ -308,113 +208,3 @@ def test_an_ingest_without_time_is_not_waited_for(real: Way, source: Buffer) -> 
     real.worker.say = lambda link, frame: isinstance(frame.message, Ingest)
     (outcomes,) = real.transport.ingest([ingest_span(real.worker, real.kind)], source.memory, 0.05)
     assert outcomes == bytes([Outcome.TRANSPORT] * PAGES)
-
-
-def read_answers() -> Sequence[Message]:
-    """What no worker says to ReadExtents."""
-    return (
-        Failure("bad_value", "no"),
-        Done(),
-        ReadStarted(b""),
-        ReadStarted(bytes(PAGES + 1)),
-        ReadEnded(bytes(PAGES)),
-        Ingested(bytes(PAGES)),
-    )
-
-
-@pytest.mark.parametrize("message", read_answers(), ids=repr)
-def test_refusals_and_nonsense_about_a_read_over_a_stream(
-    worker: FakeWorker, message: Message
-) -> None:
-    way = Way("tcp", worker)
-    span = way.stored()
-    worker.say = reply(message, ReadExtents)
-    assert way.read(span) == bytes([Outcome.TRANSPORT] * PAGES)
-    way.transport.close()
-
-
-def test_a_stream_cut_in_mid_payload_leaves_nothing_behind(worker: FakeWorker) -> None:
-    way = Way("tcp", worker)
-    span = way.stored()
-
-    def say(link: FrameSocket, frame: Frame) -> bool:
-        if isinstance(frame.message, ReadExtents):
-            part = [payload(CHAIN.key(0), 0, SIZE), b"half a page"]
-            link.send(FrameKind.REPLY, frame.request_id, ReadStarted(bytes(PAGES)), raw=part)
-            link.shutdown()
-            return True
-        return False
-
-    worker.say = say
-    assert way.read(span) == bytes([Outcome.TRANSPORT] * PAGES)
-    way.transport.close()
-
-
-def test_a_page_that_changed_while_it_was_sent_is_stale(worker: FakeWorker) -> None:
-    way = Way("tcp", worker)
-    span = way.stored()
-
-    def say(link: FrameSocket, frame: Frame) -> bool:
-        if isinstance(frame.message, ReadExtents):
-            raw = [payload(key, 0, SIZE) for key in CHAIN]
-            link.send(FrameKind.REPLY, frame.request_id, ReadStarted(bytes(PAGES)), raw=raw)
-            ended = bytes(PAGES - 1) + bytes([Outcome.STALE])
-            link.send(FrameKind.REPLY, frame.request_id, ReadEnded(ended))
-            return True
-        return False
-
-    worker.say = say
-    assert way.read(span) == bytes(PAGES - 1) + bytes([Outcome.STALE])
-    way.transport.close()
-
-
-# Shared memory alone.
-
-
-@pytest.mark.parametrize("say", [hang_up_on(ShareSegments), reply(Done(), ShareSegments)])
-def test_a_worker_that_shares_nothing_cannot_be_opened(
-    worker: FakeWorker, say: Callable[[FrameSocket, Frame], bool]
-) -> None:
-    worker.say = say
-    with pytest.raises(KVStoreError):
-        Way("shm", worker)
-
-
-def test_fewer_descriptors_than_segments_are_refused(worker: FakeWorker) -> None:
-    shared = SharedSegment("s", 1, worker.file.geometry)
-    worker.say = reply(SegmentsShared((shared,)), ShareSegments)
-    with pytest.raises(KVStoreError, match="0 descriptors came, want 1"):
-        Way("shm", worker)
-
-
-def test_a_path_that_leads_nowhere_is_another_host(tmp_path: Path) -> None:
-    address = Address("shm", str(tmp_path / "nobody"), 0)
-    context = TransferContext(Identity(Role.ENGINE), address, (address,))
-    with pytest.raises(Unavailable):
-        shm.open_transport(context, TIMEOUT_S)
-
-
-def test_buffers_are_attached_once_and_let_go_when_they_close(
-    worker: FakeWorker, source: Buffer
-) -> None:
-    way = Way("shm", worker)
-    for _ in range(3):
-        way.transport.ingest([ingest_span(worker, "shm")], source.memory, TIMEOUT_S)
-    assert sum(isinstance(m, AttachBuffer) for m in worker.seen) == 1
-    source.close()
-    assert worker.seen[-1] == DetachBuffer(1)
-    assert not worker.buffers
-    way.transport.close()
-
-
-def test_a_buffer_that_was_only_dropped_is_let_go_with_the_next(worker: FakeWorker) -> None:
-    way = Way("shm", worker)
-    dropped = Buffer(5, PAGES * SIZE)
-    way.transport.ingest([ingest_span(worker, "shm")], dropped.memory, TIMEOUT_S)
-    del dropped
-    next_one = Buffer(6, PAGES * SIZE)
-    way.transport.ingest([ingest_span(worker, "shm")], next_one.memory, TIMEOUT_S)
-    assert [m for m in worker.seen if isinstance(m, DetachBuffer)] == [DetachBuffer(5)]
-    assert [number for _, number in worker.buffers] == [6]
-    next_one.close()
-    way.transport.close()

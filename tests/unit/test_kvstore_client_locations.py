@@ -1,0 +1,124 @@
+"""The plans of lookups: batches, gaps, and answers that do not add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore import limits
+from kvstore.client.locations import (
+    Query,
+    lookup_steps,
+    match_steps,
+    probe_steps,
+    remove_steps,
+)
+from kvstore.client.steps import drive
+from kvstore.errors import MalformedMessage
+from kvstore.ids import KEY_BYTES
+from kvstore.page import PageChain
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import (
+    LocatedCopy,
+    LocatedRun,
+    Lookup,
+    MatchPrefix,
+    Probe,
+    Probed,
+    Remove,
+    Removed,
+)
+from tests.fakes import payload
+from tests.unit.client_scripts import Script, located, opened, segment, u64
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+
+SIZE = 4096
+SPACE = opened()
+COSTS = {"shm": 0, "tcp": 10}
+
+
+def chain_of(pages: int) -> PageChain:
+    return SPACE.chain(range(pages * 4))
+
+
+def big_chain(batches: int) -> PageChain:
+    return PageChain(payload(b"keys", 0, (batches * limits.BATCH_PAGES_MAX) * KEY_BYTES))
+
+
+def test_a_match_stops_at_the_first_batch_with_a_gap() -> None:
+    full = limits.BATCH_PAGES_MAX
+    columns = u64([0] * full)
+    whole = LocatedRun(0, full, (LocatedCopy(0, 0, SIZE, columns, columns, columns),))
+    half = LocatedRun(0, 2, (LocatedCopy(0, 0, SIZE, columns[:16], columns[:16], columns[:16]),))
+    script = Script().will(
+        located([segment("near")], whole), located([segment("near")], half, ttl_s=4.0)
+    )
+    query = Query(SPACE, big_chain(4), script.clock.now_s() + 10)
+    match = drive(match_steps(query, script.clock), script)
+    assert match.pages == full + 2
+    assert [piece.first for piece in match.pieces] == [0, full]
+    assert match.leased_until_s == script.clock.now_s() + 3.5
+    assert [type(message) for message in script.asked] == [MatchPrefix, MatchPrefix]
+
+
+def test_lookups_probes_and_removes_are_cut_into_batches() -> None:
+    full = limits.BATCH_PAGES_MAX
+    chain = big_chain(2)
+    script = Script()
+    query = Query(SPACE, chain, script.clock.now_s() + 10, parts=(0,), lease=False)
+    script.will(located([]), located([]))
+    assert drive(lookup_steps(query, script.clock), script).hits == [False] * (2 * full)
+    script.will(Probed(b"\1" * full), Probed(bytes(full)))
+    probed = drive(probe_steps(query, script.clock), script)
+    assert probed == [True] * full + [False] * full
+    script.will(Removed(bytes(full)), Removed(b"\1" * full))
+    removed = drive(remove_steps(query, script.clock), script)
+    assert removed == [False] * full + [True] * full
+    kinds = [type(message) for message in script.asked]
+    assert kinds == [Lookup, Lookup, Probe, Probe, Remove, Remove]
+    assert script.asked[0] == Lookup(
+        SPACE.namespace.id, chain.packed[: full * KEY_BYTES], (0,), lease=False
+    )
+
+
+def test_no_keys_ask_nothing() -> None:
+    script = Script()
+    query = Query(SPACE, PageChain(b""), script.clock.now_s())
+    assert drive(match_steps(query, script.clock), script).pages == 0
+    assert drive(lookup_steps(query, script.clock), script).hits == []
+    assert drive(probe_steps(query, script.clock), script) == []
+    assert drive(remove_steps(query, script.clock), script) == []
+
+
+ONE = u64([0])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Done(),
+        located([], LocatedRun(0, 1, (LocatedCopy(0, 0, SIZE, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 3, ())),
+        located([segment("a")], LocatedRun(-1, 1, ())),
+        located([segment("a")], LocatedRun(0, 0, ())),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, SIZE, b"", ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, -1, SIZE, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, 0, ONE, ONE, ONE),))),
+        located([segment("a")], LocatedRun(0, 1, (LocatedCopy(0, 0, 1 << 40, ONE, ONE, ONE),))),
+    ],
+)
+def test_an_answer_that_does_not_add_up_is_malformed(answer: Message) -> None:
+    script = Script().will(answer)
+    query = Query(SPACE, chain_of(2), script.clock.now_s() + 10)
+    with pytest.raises(MalformedMessage):
+        drive(match_steps(query, script.clock), script)
+
+
+def test_flags_must_match_the_question() -> None:
+    script = Script().will(Probed(b"\1"))
+    query = Query(SPACE, chain_of(2), script.clock.now_s() + 10)
+    with pytest.raises(MalformedMessage):
+        drive(probe_steps(query, script.clock), script)
