@@ -115,6 +115,10 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     )
     found = fill(core, tree, keys, piece)
     assert found == len(group), (found, len(group))
+    for stretch in tree.stretches(keys):
+        # Leases of an earlier master or registration may run (I9).
+        run = stretch.run
+        run.leased_until_s = max(run.leased_until_s, segment.free_not_before_s)
     if tree.parts > 1:
         page_bytes = known.namespace.page_bytes
         watch_incomplete(core, tree, keys, core.tunables.put_timeout_s(page_bytes * len(group)))
@@ -131,7 +135,5 @@ def _make_nodes(core: Core, segment: Segment, tree: Tree, parent: bytes, keys: b
             above = keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else parent
             heat = core.eviction.entered(gap[:KEY_BYTES], core.now)
             pattern = Run(tree.namespace, above, b"", ttl_s, core.now, core.now + ttl_s, heat)
-            # Leases of an earlier master or registration may run (I9).
-            for run in tree.add(pattern, gap):
-                run.leased_until_s = segment.free_not_before_s
+            tree.add(pattern, gap)
         at = after
