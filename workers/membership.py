@@ -178,6 +178,8 @@ class Membership:
             return []
         if self._holdings.works:
             return []
+        # The leader starts from the inventory: what it still wants freed, it will ask for again.
+        self._holdings.held.clear()
         tables = [self._holdings.segments[segment] for segment in sorted(self.unanswered)]
         return [
             self._call(

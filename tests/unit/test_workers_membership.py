@@ -11,6 +11,7 @@ from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import (
     ChunkDigest,
+    FenceExtents,
     Heartbeat,
     HeartbeatNoted,
     InventoryEnd,
@@ -34,6 +35,7 @@ from tests.unit.worker_scripts import (
     ingest,
     kinds,
     one,
+    packed,
 )
 from workers import events
 
@@ -106,6 +108,17 @@ def test_no_pull_runs_from_before_the_offer_until_its_answer() -> None:
     assert script.ask(ingest((2 * PAGE,), 7))[1] == []
     actions = script.feed(events.MasterAnswered(offer.call, InventoryWanted(())))
     assert kinds(actions) == ["CallMaster", "StartPull", "StartPull"]
+
+
+def test_extents_that_readers_held_are_counted_anew_after_a_registration() -> None:
+    script = Script().serve()
+    script.seal((0,), 5)
+    fence = FenceExtents(EPOCH, SEGMENT, INCARNATION, PAGE, packed((0,)), packed((generation(5),)))
+    work = one(script.command(fence)[1], events.WriteFree)
+    script.feed(events.WorkEnded(work.work, bytes((Outcome.BUSY,))))
+    assert len(script.state.holdings.held) == 1
+    script.serve()  # nothing lies there any more: the leader has nothing to ask
+    assert not script.state.holdings.held
 
 
 def test_a_lost_link_lets_the_waiting_requests_go_on() -> None:
