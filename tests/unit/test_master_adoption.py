@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from kvstore import limits
-from kvstore.ids import Generation
+from kvstore.ids import Generation, PageKey
+from kvstore.record import RecordFlag, RecordState
 from kvstore.replica import ExtentState
-from tests.unit.master_rig import Rig, chain
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 PAGE = 4096
+GRACE_S = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
 
 
 def test_of_two_records_of_one_page_one_is_adopted_and_one_is_fenced() -> None:

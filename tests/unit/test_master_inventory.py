@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.ids import Generation, Incarnation, PageKey
-from kvstore.record import RECORD_BYTES, Record, RecordFlag, RecordState, pack_record
+from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import (
@@ -20,10 +20,11 @@ from kvstore.wire.messages.membership import (
     OfferInventory,
 )
 from kvstore.wire.messages.puts import AbortPut
-from tests.unit.master_rig import CHUNK, FakeWorker, OpenedNamespace, Rig, chain, failure
+from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 
 if TYPE_CHECKING:
     from master.extent_allocator import ExtentAllocator
+    from tests.unit.master_worker import FakeWorker
 
 PAGE = 4096
 KEY = chain(1, 1)
@@ -263,109 +264,10 @@ def test_a_chunk_of_another_class_in_place_of_planned_ones_may_not_serve() -> No
     assert failure(worker.ask(InventoryEnd(worker.segment, 1))).code == "unavailable"
 
 
-# Another master.
-
-
 def takeover(rig: Rig) -> OpenedNamespace:
     """Another master, with its first client."""
     rig.takeover(2)
     return rig.open_namespace()
-
-
-def test_an_inventory_alone_rebuilds_the_tree(rig: Rig, space: OpenedNamespace) -> None:
-    keys = chain(1, 30)
-    space.put(keys)
-    space.put(chain(2, 5), parent=keys[9 * 32 : 10 * 32])
-    again = takeover(rig)
-    assert again.ordinal == space.ordinal
-    rig.workers["w1"].join()
-    assert again.probe(keys + chain(2, 5)) == b"\1" * 35
-    assert rig.master.core.tree(1).runs == 5  # cut at the branch, and where chunks end
-    assert rig.master.core.counters["pages_adopted"] == 35
-
-
-def test_pages_whose_parents_come_later_are_found(rig: Rig, space: OpenedNamespace) -> None:
-    rig.add_worker("w2", chunks=16)
-    space.put(chain(1, 250))
-    tail = chain(2, 12)
-    space.put(tail, parent=chain(1, 250)[-32:])
-    again = takeover(rig)
-    rig.workers["w2"].join()
-    assert sum(again.probe(tail)) > 0
-    rig.workers["w1"].join()
-    rig.settle()
-    assert again.probe(chain(1, 250) + tail) == b"\1" * 262
-
-
-def test_adopted_pages_stay_for_leases_of_the_old_master(rig: Rig, space: OpenedNamespace) -> None:
-    space.put(chain(1, 4), ttl_s=1.0)
-    space.match(chain(1, 4))
-    again = takeover(rig)
-    rig.workers["w1"].join()
-    run = rig.master.core.tree(1).get(chain(1, 4)[:32])
-    assert run is not None
-    assert run.leased_until_s == rig.now + GRACE_S
-    assert again.remove(chain(1, 4)) == b"\1" * 4
-    rig.pass_time(GRACE_S - 0.5)
-    assert rig.workers["w1"].records
-    rig.pass_time(1.0)
-    assert not rig.workers["w1"].records
-
-
-def test_what_is_fenced_after_a_takeover_waits_for_old_leases(
-    rig: Rig, space: OpenedNamespace
-) -> None:
-    plans = space.plans(chain(1, 4))
-    space.write(plans, chain(1, 4))
-    worker = rig.workers["w1"]
-    for offset, record in worker.records.items():
-        worker.records[offset] = msgspec.structs.replace(record, namespace_ordinal=99)
-    takeover(rig)
-    worker.join()
-    rig.pass_time(GRACE_S - 0.5)
-    assert len(worker.records) == 4
-    rig.pass_time(1.0)
-    assert not worker.records
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"namespace_ordinal": 99},
-        {"part": 1},
-        {"payload_bytes": 100},
-        {"flags": RecordFlag.PRIVATE},
-        {"incarnation": 7},
-        {"state": RecordState.RESERVED},
-        {"state": RecordState.REMOVED},
-    ],
-)
-def test_records_that_prove_nothing_are_fenced(
-    rig: Rig, space: OpenedNamespace, change: dict[str, object]
-) -> None:
-    space.put(chain(1, 4))
-    worker = rig.workers["w1"]
-    worker.records[PAGE] = msgspec.structs.replace(worker.records[PAGE], **change)
-    again = takeover(rig)
-    worker.join()
-    assert again.probe(chain(1, 4)) == b"\1\0\1\1"
-    rig.pass_time(GRACE_S + 1.0)
-    assert sorted(worker.records) == [0, 2 * PAGE, 3 * PAGE]
-
-
-def test_a_parent_that_contradicts_the_tree_is_fenced(rig: Rig, space: OpenedNamespace) -> None:
-    keys = chain(1, 4)
-    space.put(keys)
-    worker = rig.workers["w1"]
-    wrong = msgspec.structs.replace(
-        worker.records[PAGE], offset=8 * PAGE, parent=PageKey(chain(9, 1))
-    )
-    worker.records[8 * PAGE] = wrong
-    again = takeover(rig)
-    worker.join()
-    rig.pass_time(GRACE_S + 1.0)
-    assert again.probe(keys) == b"\1" * 4
-    assert 8 * PAGE not in worker.records
 
 
 def test_corrupt_rows_are_counted_and_ignored(rig: Rig, space: OpenedNamespace) -> None:

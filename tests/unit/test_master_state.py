@@ -101,7 +101,7 @@ def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_that_cannot_be_right_stop_the_start(field: str, value: float | str) -> None:
     with pytest.raises(ConfigError, match=field):
-        MasterState(Tunables(**{field: value}), Epoch(1))  # type: ignore[arg-type]  # by name
+        MasterState(Tunables(**{field: value}), Epoch(1))  # type: ignore[arg-type]  # fields by their names
 
 
 def test_generations_carry_the_epoch() -> None:

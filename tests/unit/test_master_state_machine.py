@@ -7,6 +7,7 @@ the worker's record says; nothing leased is freed; nothing removed comes back.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +18,10 @@ from kvstore.record import RecordState
 from kvstore.wire.messages.puts import AbortPut, PageRange, PlanSpan, PutPlans, RefusedRange, Sealed
 from kvstore.wire.messages.reads import Located, Lookup, RenewLease
 from master.packed import words
-from tests.unit.master_rig import FakeWorker, OpenedNamespace, Rig
+from tests.unit.master_rig import OpenedNamespace, Rig
+
+if TYPE_CHECKING:
+    from tests.unit.master_worker import FakeWorker
 
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple)
 names = st.sampled_from(["w1", "w2"])
