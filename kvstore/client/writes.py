@@ -172,6 +172,15 @@ class _Batch:
         pieces = [self.chain.slice(start, stop) for start, stop in stretches]
         return tuple(PutChain(piece.parent, piece.packed) for piece in pieces)
 
+    def was_refused(self) -> bool:
+        """Whether something was said against every pending page."""
+        return all(
+            part.reasons[page]
+            for part in self.parts.values()
+            for start, stop in part.pending()
+            for page in range(start, stop)
+        )
+
     def refuse_rest(self, reason: int | None = None) -> None:
         """Give up on every pending page."""
         for part in self.parts.values():
@@ -217,7 +226,14 @@ def _put_batch(batch: _Batch, clock: Clock, new_request_id: Callable[[], bytes])
             batch.refuse_rest()
             return
         begin = batch.begin(stretches, new_request_id(), left_s * PATIENCE)
-        plans = yield from ask(begin, PutPlans, left_s)
+        try:
+            plans = yield from ask(begin, PutPlans, left_s)
+        except DeadlineExceeded:
+            # The time ran out on asking again: what was said before is the answer.
+            if not batch.was_refused():
+                raise
+            batch.refuse_rest()
+            return
         pages = [page for start, stop in stretches for page in range(start, stop)]
         _note_answers(batch, pages, plans)
         if plans.spans:
@@ -257,10 +273,14 @@ def _note_answers(batch: _Batch, pages: list[int], plans: PutPlans) -> None:
     for refused in plans.refused:
         part, mine = _part_and_pages(batch, pages, refused)
         waits = batch.request.wait and refused.reason in _WORTH_WAITING
-        part.retry_after_s = refused.retry_after_s
+        orphaned = refused.reason == Outcome.PARENT_MISSING
+        if not orphaned:
+            part.retry_after_s = refused.retry_after_s
         for page in mine:
             if part.states[page] == _State.PENDING:
-                part.reasons[page] = refused.reason & 0xFF
+                # Where pages waited for room, their parent was of this put and made room itself.
+                if not (orphaned and part.reasons[page]):
+                    part.reasons[page] = refused.reason & 0xFF
                 if not waits:
                     part.states[page] = _State.REFUSED
 

@@ -153,6 +153,17 @@ def test_waiting_ends_at_the_deadline() -> None:
     assert script.clock.now_s() == pytest.approx(start_s + 5.0)
 
 
+def test_time_that_runs_out_on_asking_again_leaves_the_first_answer() -> None:
+    refusal = RefusedRange(0, 2, 0, SPACE, 0.1)
+    script = Script().will(plans(refused=(refusal,)), DeadlineExceeded("no answer"))
+    assert put(script, 2) == [Refused(RefusedReason.OUT_OF_SPACE, 0.1)] * 2
+    with pytest.raises(DeadlineExceeded):
+        put(Script().will(DeadlineExceeded("no answer")), 2)
+    one_refused = plans(refused=(RefusedRange(0, 1, 0, SPACE, 0.1),))
+    with pytest.raises(DeadlineExceeded):
+        put(Script().will(one_refused, DeadlineExceeded("no answer")), 2)
+
+
 def test_without_waiting_a_refusal_is_final() -> None:
     answer = plans(plan(0, 1, 1), refused=(RefusedRange(1, 1, 0, OTHERS, 0.5),))
     script = Script().will(answer)
@@ -167,6 +178,13 @@ def test_without_waiting_a_refusal_is_final() -> None:
 def test_a_missing_parent_is_not_waited_for() -> None:
     script = Script().will(plans(refused=(RefusedRange(0, 2, 0, Outcome.PARENT_MISSING, 0.0),)))
     assert put(script, 2) == [Refused(RefusedReason.PARENT_MISSING)] * 2
+
+
+def test_pages_whose_parent_made_room_while_they_waited_are_out_of_space() -> None:
+    waiting = plans(plan(0, 1, 1), refused=(RefusedRange(1, 2, 0, SPACE, 0.5),))
+    orphaned = plans(refused=(RefusedRange(0, 2, 0, Outcome.PARENT_MISSING, 0.0),))
+    outcomes = put(Script().will(waiting, orphaned), 3)
+    assert outcomes == [Stored(), *[Refused(RefusedReason.OUT_OF_SPACE, 0.5)] * 2]
 
 
 def test_an_answer_without_content_does_not_spin() -> None:
