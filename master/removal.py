@@ -243,6 +243,7 @@ def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count
         else:
             core.tombstones.add(segment.id, key, generation)
             core.removals.store(removal)
+    segment.keep_until(run.leased_until_s)
     core.orders.give(order)
     run.clear(copy, page, count)
 
@@ -263,17 +264,22 @@ def record_written(core: Core, order: Order, outcomes: bytes) -> None:
     """What a worker answered to RetireExtents: written, or it cannot be written now."""
     segment = order.segment
     held = core.removals.retiring.get(segment, {})
+    frees: dict[float, Order] = {}
     for offset, outcome in zip(order.offsets, outcomes, strict=True):
         retiring = held.pop(offset, None)
         assert retiring is not None, (segment.id, offset)
         if outcome != Outcome.OK:
             _store_tombstone(core, segment, retiring)
-        free = core.orders.new(OrderKind.FREE, segment, retiring.size_class)
+        free = frees.get(retiring.free_at_s)
+        if free is None:
+            free = core.orders.new(OrderKind.FREE, segment, order.size_class)
+            frees[retiring.free_at_s] = free
         free.offsets.append(offset)
         free.generations.append(retiring.generation)
-        core.orders.give_at(free, max(core.now, retiring.free_at_s))
         if retiring.removal is not None:
             step_done(core, retiring.removal)
+    for free_at_s, free in frees.items():
+        core.orders.give_at(free, max(core.now, free_at_s))
 
 
 def holder_away(core: Core, segment: Segment) -> None:

@@ -45,6 +45,7 @@ def retire_copy(core: Core, run: Run, copy: Copy, first: int, count: int) -> int
     for span in segment.allocator.spans_at(offsets, size_class):
         segment.allocator.apply(span, ExtentEvent.RETIRED)
     run.clear(copy, first, count)
+    segment.keep_until(run.leased_until_s)
     order = core.orders.new(OrderKind.FREE, segment, size_class)
     order.offsets.extend(offsets)
     order.generations.extend(generations)

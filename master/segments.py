@@ -75,6 +75,14 @@ class Segment:
         """Its sizes."""
         return self.allocator.geometry
 
+    def keep_until(self, at_s: float) -> None:
+        """Free nothing that the next inventory leaves over before this time (I9).
+
+        While orders can be given, each knows its own time; those of now are void by then.
+        """
+        if not self.takes_puts:
+            self.free_not_before_s = max(self.free_not_before_s, at_s)
+
     @property
     def takes_puts(self) -> bool:
         """Whether extents may be planned here: reconciled, and its worker is connected."""

@@ -10,7 +10,7 @@ from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
-from kvstore.wire.messages.membership import FreeExtents, RetireExtents
+from kvstore.wire.messages.membership import FreeExtents, InventoryEnd, RetireExtents
 from kvstore.wire.messages.reads import Remove, Removed
 from master.packed import words
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
@@ -306,3 +306,23 @@ def test_no_extent_is_freed_before_it_is_retired(rig: Rig, space: OpenedNamespac
     space.remove(KEYS)
     rig.pass_time(3.0)
     assert not [c for c in rig.commands if isinstance(c.message, FreeExtents)]
+
+
+def test_what_is_removed_during_an_inventory_is_freed_after_its_lease(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.put(KEYS)
+    rig.pass_time(LEASE_S)  # older leases play no part
+    worker = rig.workers["w1"]
+    worker.leave()
+    space.match(KEYS)
+    worker.connect()
+    wanted = worker.offer().chunk_starts
+    assert space.remove(KEYS) == b"\1" * 8
+    for start in wanted:
+        worker.send_rows(start)
+    worker.ask(InventoryEnd(worker.segment, worker.incarnation))
+    rig.pass_time(LEASE_S - 0.5)
+    assert bytes_in(rig, ExtentState.RETIRED) == 8 * 4096
+    rig.pass_time(1.0)
+    assert bytes_in(rig, ExtentState.RETIRED) == 0
