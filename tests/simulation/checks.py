@@ -248,7 +248,7 @@ class Checks:
             if any(self._is_readable_at(master, place) for place in places):
                 continue
             known = [place for place in places if not self._is_unreported(master, place)]
-            return self._why_part_missing(master, known[-1])
+            return self._why_part_missing(master, (known or places)[-1])
         return None
 
     def _is_readable_at(self, master: SimMaster, place: Place) -> bool:
@@ -277,8 +277,11 @@ class Checks:
         for span in reply.spans:
             ref = reply.segments[span.segment]
             place = (ref.segment, ref.incarnation, span.part, span.offsets)
-            if self._generations.setdefault(span.generation, place) != place:
-                self.fail("I6", f"generation {span.generation:#x} is given out twice")
+            known = self._generations.setdefault(span.generation, place)
+            if known is not place:
+                if known != place:
+                    self.fail("I6", f"generation {span.generation:#x} is given out twice")
+                continue  # the answer to a repeated request: some of it may be fenced by now
             if epoch_of(_generation(span.generation)) != master.epoch:
                 self.fail("I10", f"generation {span.generation:#x} in epoch {master.epoch}")
             for offset in array("Q", span.offsets):

@@ -71,6 +71,7 @@ class Put:
         self.buffer = bytearray(right)
         client.buffers[self.number] = self.buffer
         self._pending = 0
+        self._is_hashed = False
 
     def close(self) -> None:
         """Unmap the buffer; a worker that still has it mapped keeps its mapping."""
@@ -88,11 +89,14 @@ class Put:
         """Send each span in messages of a few pages, wait for all answers."""
         client = self._client
         self.buffer[:] = self._right
+        self._is_hashed = False
         outcomes = [bytearray(all_of(Outcome.TRANSPORT, len(span))) for span in spans]
         by_worker: dict[str, list[tuple[int, IngestSpan]]] = {}
         for nth, span in enumerate(spans):
             by_worker.setdefault(span.segment.worker, []).append((nth, span))
         deadline_s = client.world.now + timeout_s
+        if len(by_worker) == 1 and len(spans) == 1 and len(spans[0]) <= PAGES_PER_INGEST_MAX:
+            self._disturb()  # after the one message's checksums
         for worker, mine in by_worker.items():
             link = yield from client.take_data_link(worker, deadline_s)
             if link is not None:
@@ -119,7 +123,6 @@ class Put:
                 self._send(link, piece, deadline_s - world.now, answered)
                 waits.append((nth, first, len(piece), answered))
                 yield copy_delay_s(self._client)
-        self._disturb()
         self._pending = 0
         for nth, first, count, answered in waits:
             if not answered.is_set:
@@ -136,6 +139,7 @@ class Put:
         """One Ingest. The checksums are computed before it leaves (DESIGN 3)."""
         client = self._client
         checksums = span_checksums(piece, memoryview(self.buffer))
+        self._is_hashed = True
         if client.world.same_host(client.name, piece.segment.worker):
             source = BufferSource(self.number, array("Q", piece.places).tobytes())
             link.call(piece.message(checksums, source), timeout_s, answered.fire)
@@ -154,7 +158,10 @@ class Put:
                 link.send(Piece(number, page, start, data))
 
     def _disturb(self) -> None:
-        """A fault: somebody writes into the buffer while it is being put."""
+        """A fault: somebody writes into the buffer while it is being put.
+
+        Not before the checksums are computed: what is in the buffer then is what is stored.
+        """
         client = self._client
         if client.checks.is_healed or not client.world.chance(client.checks.options.disturb):
             return
@@ -162,9 +169,10 @@ class Put:
         at = client.random.randrange(len(self.buffer))
 
         def change() -> None:
-            self.buffer[at] ^= 0xFF
+            if self._is_hashed:
+                self.buffer[at] ^= 0xFF
 
-        client.world.after_on(client.name, client.random.uniform(0.0, 0.01), change)
+        client.world.after_on(client.name, client.random.uniform(0.0, 0.05), change)
 
 
 class Read:
