@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXPIRED_PER_TICK: Final = 64
 """Runs."""
-SEARCHES_PER_TICK: Final = 4
+SEARCHES_PER_TICK: Final = 2
 """Searches for victims; each costs 0.1 ms, and 0.5 ms more where it finds long tails."""
 RETRY_S: Final = 0.05
 """How long to wait when nothing could go."""
