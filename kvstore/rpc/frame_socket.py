@@ -31,6 +31,9 @@ _IOVECS_MAX: Final = 512
 _FDS_PER_MESSAGE_MAX: Final = 253
 """SCM_MAX_FD of the kernel."""
 _FDS_SPACE: Final = socket.CMSG_SPACE(_FDS_PER_MESSAGE_MAX * 4)
+_CTRUNC: Final = int(socket.MSG_CTRUNC)
+_CMSG_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+"""As plain numbers: the enum's own operators cost as much as a system call."""
 
 _SPINS_IN_VAIN_MAX: Final = 8
 """At most 256 waits go by until spinning is tried again."""
@@ -155,6 +158,15 @@ class FrameSocket:
             reader.received(self._receive_some(reader.space()))
         return frame
 
+    def receive_ready(self) -> Frame | None:
+        """The next frame if all of it has come, else None: `receive` without waiting."""
+        reader = self._reader
+        while (frame := reader.next_frame()) is None:
+            if not self._poll_in.poll(0):
+                return None
+            reader.received(self._receive_some(reader.space()))
+        return frame
+
     def receive_raw_into(
         self, views: Sequence[bytearray | memoryview], deadline_s: float | None = None
     ) -> None:
@@ -205,26 +217,21 @@ class FrameSocket:
         return got
 
     def _receive_with_fds(self, space: memoryview) -> int:
-        got, ancillary, flags, _ = self._sock.recvmsg_into(
-            [space], _FDS_SPACE, socket.MSG_CMSG_CLOEXEC
-        )
-        if ancillary or flags & socket.MSG_CTRUNC:
+        got, ancillary, flags, _ = self._sock.recvmsg_into([space], _FDS_SPACE, _CMSG_CLOEXEC)
+        if ancillary or flags & _CTRUNC:
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     self._fds.extend(array.array("i", data[: len(data) // 4 * 4]))
-            if flags & socket.MSG_CTRUNC or len(self._fds) > limits.DESCRIPTORS_WAITING_MAX:
+            if flags & _CTRUNC or len(self._fds) > limits.DESCRIPTORS_WAITING_MAX:
                 raise MalformedMessage("too many descriptors from the peer")
         return got
 
     def _wait_readable(self, deadline_s: float | None) -> None:
-        poll = self._poll_in.poll
-        if poll(0):
-            return
         if self.spin_s and self._spin():
             return
         if deadline_s is None:
-            poll()
-        elif not poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            self._poll_in.poll()
+        elif not self._poll_in.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             raise DeadlineExceeded("no answer within the deadline")
 
     def _spin(self) -> bool:

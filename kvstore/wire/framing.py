@@ -25,8 +25,9 @@ PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION: Final = 1
 VERSION_LIMIT: Final = (1 << 16) - 1
 HEADER: Final = struct.Struct("<IHHQ")
+_HEADER_BYTES: Final = HEADER.size
 _LENGTH_BYTES: Final = 4
-_REST: Final = HEADER.size - _LENGTH_BYTES
+_REST: Final = _HEADER_BYTES - _LENGTH_BYTES
 
 _ROOM_MIN: Final = 16 * limits.KIB
 """A frame of 256 keys fits; a server holds this much for every session."""
@@ -111,7 +112,7 @@ class FrameReader:
     def next_frame(self) -> Frame | None:
         """The next frame, or None until more bytes have come. MalformedMessage on anything else."""
         start = self._start
-        if self._end - start < HEADER.size:
+        if self._end - start < _HEADER_BYTES:
             return None
         length, version, kind, request_id = HEADER.unpack_from(self._buffer, start)
         if version != self.version or kind not in _KINDS:
@@ -126,7 +127,7 @@ class FrameReader:
         if self._end < stop:
             return None
         self._start = stop
-        return Frame(_KINDS[kind], request_id, decode(self._view[start + HEADER.size : stop]))
+        return Frame(_KINDS[kind], request_id, decode(self._view[start + _HEADER_BYTES : stop]))
 
     def take_raw(self, into: memoryview) -> int:
         """Move buffered bytes into the front of `into` (bytes, writable); how many there were."""
