@@ -31,6 +31,28 @@ class _Held:
         self.is_retired = False
 
 
+class Use:
+    """A pull's hold on a mapping: a context manager that gives the buffer, or `end` it, once."""
+
+    __slots__ = ("_held", "_session", "buffer")
+
+    def __init__(self, session: SessionBuffers, held: _Held) -> None:
+        """Take over a use that was counted."""
+        self._session = session
+        self._held = held
+        self.buffer: Final = held.buffer
+
+    def end(self) -> None:
+        """Let go."""
+        self._session.end_use(self._held)
+
+    def __enter__(self) -> ClientBuffer:
+        return self.buffer
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 class SessionBuffers:
     """The buffers of one session. Thread-safe."""
 
@@ -66,21 +88,21 @@ class SessionBuffers:
             if not self._idle.wait_for(lambda: not held.uses, DETACH_WAIT_S):
                 raise DeadlineExceeded(f"buffer {number} is still being pulled from")
 
-    @contextmanager
-    def use(self, number: int) -> Iterator[ClientBuffer]:
-        """The buffer, mapped until the block ends. BufferClosed when it is not attached."""
+    def use(self, number: int) -> Use:
+        """The buffer, mapped until the use ends. BufferClosed when it is not attached."""
         with self._idle:
             held = self._held.get(number)
             if held is None:
                 raise BufferClosed(f"buffer {number} is not attached")
             held.uses += 1
-        try:
-            yield held.buffer
-        finally:
-            with self._idle:
-                held.uses -= 1
-                if held.is_retired and not held.uses:
-                    held.buffer.close()
+        return Use(self, held)
+
+    def end_use(self, held: _Held) -> None:
+        """One use less; the last one of a retired buffer unmaps it. For `Use`."""
+        with self._idle:
+            held.uses -= 1
+            if held.is_retired and not held.uses:
+                held.buffer.close()
                 self._idle.notify_all()
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,6 @@ from kvstore import limits
 from kvstore.errors import (
     BadValue,
     BufferClosed,
-    DeadlineExceeded,
     KVStoreError,
     MalformedMessage,
     Unavailable,
@@ -41,6 +39,7 @@ from kvstore.wire.messages.transfers import (
     ShareSegments,
 )
 from workers import ingest
+from workers.client_buffers import SessionBuffers, Use
 from workers.events import (
     AnswerIngest,
     IngestRequested,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.wire.framing import Frame
     from kvstore.wire.messages.base import Message
-    from workers.client_buffers import SessionBuffers
     from workers.report_line import Sent
     from workers.service import Service
 
@@ -75,8 +73,13 @@ class OpenIngest(msgspec.Struct):
 
     request_id: int
     source: ingest.Source
-    undo: ExitStack
-    """Lets go of what the source uses."""
+    use: Use | None = None
+    """What keeps the source's buffer mapped."""
+
+    def let_go(self) -> None:
+        """End the use of the source's buffer."""
+        if self.use is not None:
+            self.use.end()
 
     @property
     def stream(self) -> ingest.StreamSource | None:
@@ -151,10 +154,7 @@ class DataSession:
         """The next request; None when there is none yet and answers of ours are due."""
         if not self._open and not self._reports:
             return self._link.receive()
-        try:
-            return self._link.receive(0.0)
-        except DeadlineExceeded:
-            return None
+        return self._link.receive_ready()
 
     def _carry_out(self, request_id: int, message: Message, buffers: SessionBuffers) -> None:
         service = self._service
@@ -190,16 +190,15 @@ class DataSession:
     # --- ingest -----------------------------------------------------------------------------
 
     def _ingest(self, request_id: int, message: Ingest, buffers: SessionBuffers) -> None:
-        with ExitStack() as undo:
-            try:
-                source = self._source(message, buffers, undo)
-            except BufferClosed as error:
-                LOG.info("data connection %d: %s", self.number, error)
-                lost = bytes((Outcome.SOURCE_LOST,)) * (len(message.keys) // KEY_BYTES)
-                self._reply(request_id, Ingested(lost))
-                return
-            number = self._service.enter_request(self)
-            opened = self._open[number] = OpenIngest(request_id, source, undo.pop_all())
+        try:
+            opened = self._opened(request_id, message, buffers)
+        except BufferClosed as error:
+            LOG.info("data connection %d: %s", self.number, error)
+            lost = bytes((Outcome.SOURCE_LOST,)) * (len(message.keys) // KEY_BYTES)
+            self._reply(request_id, Ingested(lost))
+            return
+        number = self._service.enter_request(self)
+        self._open[number] = opened
         self._service.dispatch(IngestRequested(number, self.number, message), self)
         self._take_mail()
         if (stream := opened.stream) is not None:
@@ -207,23 +206,31 @@ class DataSession:
             while not stream.is_finished:
                 self._progress()
 
-    def _source(self, message: Ingest, buffers: SessionBuffers, undo: ExitStack) -> ingest.Source:
+    def _opened(self, request_id: int, message: Ingest, buffers: SessionBuffers) -> OpenIngest:
+        """The request with its source, whose buffer is in use from here on."""
         pages = len(message.keys) // KEY_BYTES
         match message.source:
             case BufferSource(number, offsets):
                 if len(offsets) != 8 * pages:
                     want = f"{8 * pages} bytes for {pages} keys"
                     raise BadValue("source.offsets", len(offsets), want)
-                buffer = undo.enter_context(buffers.use(number))
-                return ingest.BufferSource(buffer, array("Q", offsets), message.part_bytes)
+                use = buffers.use(number)
+                places = array("Q", offsets)
+                try:
+                    source = ingest.BufferSource(use.buffer, places, message.part_bytes)
+                except BaseException:
+                    use.end()
+                    raise
+                return OpenIngest(request_id, source, use)
             case StreamSource():
                 if not 0 < message.part_bytes <= limits.CHUNK_BYTES:
                     # How many bytes follow is anybody's guess: the stream's position is lost.
                     raise MalformedMessage(f"part_bytes {message.part_bytes} of a stream")
                 now = self._service.clock.now_s()
-                return ingest.StreamSource(self._link, pages, message.part_bytes, now)
+                stream = ingest.StreamSource(self._link, pages, message.part_bytes, now)
+                return OpenIngest(request_id, stream)
             case _:
-                return self._service.require_engine().source(message)
+                return OpenIngest(request_id, self._service.require_engine().source(message))
 
     def _progress(self) -> None:
         """Bring one open request nearer to its answer; waits for whoever has its extents."""
@@ -239,19 +246,15 @@ class DataSession:
         self._take_mail()
 
     def _take_mail(self) -> None:
-        while True:
-            try:
-                action = self._mailbox.get_nowait()
-            except Empty:
-                return
-            self._take(action)
+        while not self._mailbox.empty():
+            self._take(self._mailbox.get_nowait())
 
     def _take(self, action: ToSession) -> None:
         if isinstance(action, StartPull):
             self._pull(action)
             return
         opened = self._open.pop(action.request)
-        opened.undo.close()
+        opened.let_go()
         if isinstance(action, AnswerIngest):
             if opened.stream is not None:
                 opened.stream.finish()
@@ -287,7 +290,7 @@ class DataSession:
             self._service.dispatch(MasterAnswered(call, reply), self)
         self._service.forget_requests(self._open)
         for opened in self._open.values():
-            opened.undo.close()
+            opened.let_go()
 
 
 def never_started(action: StartPull) -> PullEnded:

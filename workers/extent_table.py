@@ -103,6 +103,7 @@ class SegmentTable:
 
     __slots__ = (
         "_chunk_of_frame",
+        "_cuts",
         "_floors",
         "_frame_bytes",
         "chunks",
@@ -117,6 +118,8 @@ class SegmentTable:
         self.incarnation = incarnation
         self.geometry = geometry
         self.chunks: dict[int, ChunkTable] = {}
+        self._cuts: dict[int, tuple[int, int]] = {}
+        """Bytes and slots of a chunk by size class, of classes that were asked for."""
         self._frame_bytes = geometry.frame_bytes
         self._chunk_of_frame: list[ChunkTable | None] = [None] * geometry.frames
         self._floors = array("Q", [0]) * geometry.frames
@@ -181,8 +184,7 @@ class SegmentTable:
         geometry, found, page, count = self.geometry, list[Stretch](), 0, len(offsets)
         if not count:
             return ()
-        geometry.check_extent(offsets[0], size_class)
-        span, slots = geometry.chunk_span(size_class), geometry.chunk_slots(size_class)
+        span, slots = self._cuts.get(size_class) or self._cut_of(size_class, offsets[0])
         room = geometry.payload_bytes - size_class
         while page < count:
             offset = offsets[page]
@@ -197,6 +199,14 @@ class SegmentTable:
             found.append(Stretch(page, last - page, start, slot, offset))
             page = last
         return tuple(found)
+
+    def _cut_of(self, size_class: int, offset: int) -> tuple[int, int]:
+        """(bytes, slots) of a chunk of this class; BadValue unless it can have one at `offset`."""
+        geometry = self.geometry
+        geometry.check_extent(offset, size_class)
+        cut = geometry.chunk_span(size_class), geometry.chunk_slots(size_class)
+        self._cuts[size_class] = cut
+        return cut
 
     def digests(self) -> tuple[ChunkDigest, ...]:
         """The segment's inventory: a line for each chunk that holds anything."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE: Final = "text/plain"
+_NAMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}
+_OK: Final = int(Outcome.OK)
 
 
 class Counts:
@@ -39,10 +41,10 @@ class Counts:
         """Count one pull."""
         with self._mutex:
             for outcome in set(outcomes):
-                name = Outcome(outcome).name.lower()
+                name = _NAMES[outcome]
                 pages = outcomes.count(outcome)
                 self.pages[name] = self.pages.get(name, 0) + pages
-                if outcome == Outcome.OK:
+                if outcome == _OK:
                     self.bytes_pulled += pages * part_bytes
 
     def note_sent(self, sent_bytes: int) -> None:

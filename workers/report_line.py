@@ -70,6 +70,9 @@ class ReportLine:
             return None
 
     def _open(self) -> Connection:
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            return connection
         with self._dialling:
             with self._mutex:
                 address, connection = self._address, self._connection

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Final, assert_never
@@ -71,9 +70,8 @@ class Service:
 
         `session` is that of the calling thread, if it serves one: it reports seals itself.
         """
-        pending = deque([event])
-        while pending:
-            each = pending.popleft()
+        pending = [event]
+        for each in pending:  # grows meanwhile
             with self._mutex:
                 actions = self.state.handle(each, self.clock.now_s())
             for action in actions:
