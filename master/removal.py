@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from master.segments import Segment
 
 PAGES_PER_STEP: Final = 256
+_UNLISTED: Final = (ExtentState.QUARANTINED, ExtentState.RETIRED)
+"""Extents that the tree does not list and whose record may be SEALED until its worker is told:
+puts that failed after their seal, and pages that were evicted or expired."""
 GRAIN_S: Final = 0.05
 
 
@@ -136,10 +139,10 @@ def _take_out(core: Core, known: KnownNamespace, removal: Removal) -> Iterator[N
             yield
         at = slice(first * KEY_BYTES, (first + PAGES_PER_STEP) * KEY_BYTES)
         _join_earlier(core, removal, first, removal.keys[at])
+        _cover_unknown(core, removal, removal.keys[at])
         for stretch in known.tree.stretches(removal.keys[at]):
             if stretch.run.keys:
                 _take_out_stretch(core, known.tree, removal, first, stretch)
-        _cover_unknown(core, removal, removal.keys[at])
     step_done(core, removal)
 
 
@@ -164,18 +167,18 @@ def _cover_unknown(core: Core, removal: Removal, keys: bytes) -> None:
             for key in pages:
                 core.tombstones.add(holder, key, generation)
     for segment in core.segments.values():
-        # A put that failed may have been sealed nevertheless, and is not fenced yet.
-        if segment.allocator.bytes_in[ExtentState.QUARANTINED]:
-            added += _cover_quarantined(core, segment, set(pages))
+        for state in _UNLISTED:
+            if segment.allocator.bytes_in[state]:
+                added += _cover_unlisted(core, segment, state, set(pages))
     if added:
         core.removals.store(removal)
 
 
-def _cover_quarantined(core: Core, segment: Segment, pages: set[bytes]) -> int:
-    """Tombstones for quarantined extents of these pages; how many."""
+def _cover_unlisted(core: Core, segment: Segment, state: ExtentState, pages: set[bytes]) -> int:
+    """Tombstones for extents of these pages in that state; how many."""
     added = 0
     for chunk in segment.allocator.chunk_list:
-        for slot in chunk.slots_in(ExtentState.QUARANTINED):
+        for slot in chunk.slots_in(state):
             if chunk.key(slot) in pages:
                 core.tombstones.add(segment.id, chunk.key(slot), chunk.generations[slot])
                 added += 1

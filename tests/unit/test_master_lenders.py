@@ -78,6 +78,21 @@ def test_nor_one_removed_while_a_failed_put_of_it_is_not_fenced_yet() -> None:
     assert space.probe(KEYS) == b"\0\1\1\1"
 
 
+def test_nor_one_that_had_expired_and_is_not_freed_yet() -> None:
+    rig = Rig()
+    worker = rig.add_worker()
+    space = rig.open_namespace()
+    space.put(KEYS, ttl_s=1.0)
+    rig.holds_commands = True
+    rig.tick(2.0)
+    assert space.probe(KEYS) == bytes(4)
+    assert space.remove(KEYS[:KEY_BYTES]) == b"\0"
+    rig.holds_commands = False
+    space = reopened(rig, 2)
+    worker.join()
+    assert space.probe(KEYS) == b"\0\1\1\1"
+
+
 def test_segments_that_stay_away_are_given_up() -> None:
     rig = Rig(Tunables(cluster="test", segment_forget_s=60.0))
     worker = rig.add_worker()
