@@ -18,12 +18,13 @@ from tests.unit.master_rig import CHUNK, TENANT, Rig, chain
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
+    from master.events import SessionId
 
 KEYS = chain(1, 6)
 MASTERED = sorted(REGISTRY)
 
 
-def prepared() -> tuple[Rig, list[int]]:
+def prepared() -> tuple[Rig, list[SessionId]]:
     """A pool with pages, an open put and a waiting one; the sessions that may speak."""
     rig = Rig()
     worker = rig.add_worker(chunks=2)
@@ -122,7 +123,7 @@ def test_any_messages(story: list[tuple[int, Message, bool]]) -> None:
         if confirms:
             rig.holds_commands = True
         before = len(rig.replies)
-        rig.send(Request(sessions[who], 10_000 + number, message))  # type: ignore[arg-type]  # ids
+        rig.send(Request(sessions[who], 10_000 + number, message))
         answered = len(rig.replies) > before
         waits = rig.master.core.jobs or rig.commands or len(rig.master.core.waiting)
         assert answered or waits, message

@@ -212,6 +212,14 @@ def test_a_lease_is_renewed_while_the_generation_lasts(rig: Rig, space: OpenedNa
     assert reply == LeaseRenewed(limits.LEASE_TTL_S, b"\0\1\1\1\1\1\1\1\0")
 
 
+def test_a_lease_on_what_cannot_be_read_is_not_renewed(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    generations = space.match(KEYS).runs[0].copies[0].generations
+    rig.workers["w1"].connect()
+    reply = rig.ask(rig.engine, RenewLease(space.id, KEYS, generations))
+    assert reply == LeaseRenewed(limits.LEASE_TTL_S, bytes(8))
+
+
 def test_a_renewed_lease_is_never_longer_than_one(rig: Rig, space: OpenedNamespace) -> None:
     space.put(KEYS)
     generations = space.match(KEYS).runs[0].copies[0].generations

@@ -10,8 +10,15 @@ from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
-from kvstore.wire.messages.membership import FreeExtents, InventoryEnd, RetireExtents
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.membership import (
+    ExtentsConfirmed,
+    FreeExtents,
+    InventoryEnd,
+    RetireExtents,
+)
 from kvstore.wire.messages.reads import Remove, Removed
+from master.events import CommandAnswered
 from master.packed import words
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 
@@ -191,6 +198,32 @@ def test_a_slow_holder_is_not_waited_for(rig: Rig, space: OpenedNamespace) -> No
     rig.pass_time(1.0)
     assert len(rig.master.core.tombstones) == 0
     assert not rig.workers["w1"].records
+
+
+@pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.FENCED, Outcome.BUSY])
+def test_a_holder_that_refuses_gets_a_tombstone(
+    rig: Rig, space: OpenedNamespace, outcome: Outcome
+) -> None:
+    space.put(KEYS)
+    rig.holds_commands = True
+    assert space.remove(KEYS) is None
+    request = rig.last_request
+    (command,) = rig.commands
+    rig.commands.clear()
+    rig.send(CommandAnswered(command.command, ExtentsConfirmed(1, bytes([outcome]) * 8)))
+    assert rig.reply(rig.engine, request) == Removed(b"\1" * 8)
+    assert len(rig.master.core.tombstones) == 8
+    rig.holds_commands = False
+    rig.pass_time(1.0)
+    assert not rig.workers["w1"].records
+    assert len(rig.master.core.tombstones) == 0
+
+
+def test_a_holder_of_some_pages_removes_those(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    space.remove(key(2))
+    assert space.remove(KEYS) == b"\1\1\0\1\1\1\1\1"
+    assert rig.master.core.namespaces.get(space.id).tree.pages == 0
 
 
 def test_an_open_put_of_the_page_is_stopped(rig: Rig, space: OpenedNamespace) -> None:

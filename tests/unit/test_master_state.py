@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvstore import limits
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, IllegalTransition
 from kvstore.ids import Epoch
+from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 from kvstore.wire.messages.reads import GetStatus, Probe
@@ -23,6 +25,19 @@ def test_every_request_is_answered_or_refused() -> None:
     reply = failure(rig.ask(rig.engine, Done()))
     assert (reply.code, "Done" in reply.text) == ("caller_error", True)
     assert rig.master.core.counters["refused_caller_error"] == 1
+
+
+def test_our_own_bugs_are_no_answers() -> None:
+    rig = Rig()
+    rig.add_worker()
+    space = rig.open_namespace()
+    plans = space.plans(chain(1, 2))
+    reports = space.write(plans, chain(1, 2))
+    rig.checks = False
+    (plan,) = rig.master.core.plans.values()
+    plan.segment.allocator.apply(plan.spans[0], ExtentEvent.PLAN_FAILED)  # behind its back
+    with pytest.raises(IllegalTransition, match="QUARANTINED"):
+        space.report(reports)
 
 
 def test_strangers_get_nothing() -> None:
@@ -101,7 +116,7 @@ def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_that_cannot_be_right_stop_the_start(field: str, value: float | str) -> None:
     with pytest.raises(ConfigError, match=field):
-        MasterState(Tunables(**{field: value}), Epoch(1))  # type: ignore[arg-type]  # fields by their names
+        MasterState(msgspec.structs.replace(Tunables(), **{field: value}), Epoch(1))
 
 
 def test_generations_carry_the_epoch() -> None:
