@@ -14,7 +14,7 @@ from kvstore.errors import CorruptPage
 from kvstore.ids import Incarnation, SegmentId
 from kvstore.record import RECORD_BYTES, Record, unpack_record
 from kvstore.segment import HEADER_BYTES
-from workers.record_table import RecordTable
+from workers.record_table import ZEROS, RecordTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +128,7 @@ class SegmentMemory:
         table = bytes(self._whole[HEADER_BYTES : HEADER_BYTES + area])
         for at in range(0, area, RECORD_BYTES):
             row = table[at : at + RECORD_BYTES]
-            if row[0] or any(row):
+            if row != ZEROS:
                 try:
                     record = unpack_record(row)
                 except CorruptPage:

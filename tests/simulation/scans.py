@@ -14,6 +14,7 @@ from tests.simulation import master_view
 from tests.simulation.sim_master import NAME
 
 if TYPE_CHECKING:
+    from kvstore.record import Record
     from master.segments import Segment
     from tests.simulation.checks import Checks
     from tests.simulation.master_view import Slot
@@ -29,8 +30,9 @@ def scan(checks: Checks) -> None:
     for worker in checks.workers.values():
         if worker.core is not None:
             worker.core.check_invariants()
-    for memory in checks.memories.values():
-        _records_are_disjoint(checks, memory)
+    records = {name: memory.all_records() for name, memory in checks.memories.items()}
+    for name, memory in checks.memories.items():
+        _records_are_disjoint(checks, memory, records[name])
     master = checks.master
     if master is None or master.core is None:
         return
@@ -38,15 +40,15 @@ def scan(checks: Checks) -> None:
     for segment in master_view.live_segments(master):
         memory = checks.memories[segment.id]
         if memory.incarnation == segment.incarnation:
-            _agrees(checks, segment, memory)
+            _agrees(checks, segment, memory, records[segment.id])
     _nothing_of_the_dead(checks)
     checks.leases.forget_ended(checks.world.now)
 
 
-def _records_are_disjoint(checks: Checks, memory: SegmentMemory) -> None:
+def _records_are_disjoint(checks: Checks, memory: SegmentMemory, records: list[Record]) -> None:
     """I5, and I4: sealed bytes are right as long as they are sealed."""
     end = 0
-    for record in sorted(memory.all_records(), key=lambda each: each.offset):
+    for record in sorted(records, key=lambda each: each.offset):
         if record.offset < end:
             checks.fail("I5", f"records overlap in {memory.segment} at {record.offset}")
         end = record.offset + record.size_class
@@ -54,10 +56,10 @@ def _records_are_disjoint(checks: Checks, memory: SegmentMemory) -> None:
             checks.holds_right_bytes(memory, record)
 
 
-def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory) -> None:
+def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory, found: list[Record]) -> None:
     """What the master takes for free is free, what it takes for sealed is sealed (I3, I5, I12)."""
     held = {slot.offset: slot for slot in master_view.slots(segment)}
-    records = {record.offset: record for record in memory.all_records()}
+    records = {record.offset: record for record in found}
     for offset, record in records.items():
         slot = held.get(offset)
         if offset in memory.damaged:

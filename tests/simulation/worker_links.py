@@ -70,7 +70,11 @@ class WorkerLinks:
         return Endpoint(worker.world, worker.name, worker.commanded, ended)
 
     def _dial(
-        self, link: Endpoint, connected: Callable[[Channel | None], None], *, is_stream: bool = False
+        self,
+        link: Endpoint,
+        connected: Callable[[Channel | None], None],
+        *,
+        is_stream: bool = False,
     ) -> None:
         worker = self._worker
         assert worker.master is not None
