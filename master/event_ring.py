@@ -45,12 +45,11 @@ class EventRing:
 
 def _weight(event: Event) -> int:
     """Roughly the memory that an event keeps alive, in bytes."""
-    if isinstance(event, Request):
-        match event.message:
-            case BeginPut(chains=chains):
-                return EVENT_BYTES + sum(len(chain.keys) for chain in chains)
-            case Sealed(keys=keys):
-                return EVENT_BYTES + 2 * len(keys)
-            case message:
-                return EVENT_BYTES + len(getattr(message, "keys", b""))
-    return EVENT_BYTES
+    if not isinstance(event, Request):
+        return EVENT_BYTES
+    message = event.message
+    if isinstance(message, BeginPut):
+        return EVENT_BYTES + sum([len(chain.keys) for chain in message.chains])
+    if isinstance(message, Sealed):
+        return EVENT_BYTES + 2 * len(message.keys)
+    return EVENT_BYTES + len(getattr(message, "keys", b""))

@@ -15,6 +15,7 @@ from policies.placement.protocol import Candidate
 if TYPE_CHECKING:
     from master.core import Core
 
+_QUARANTINED: Final = int(ExtentState.QUARANTINED)
 RANKED_FOR_S: Final = 0.05
 RANKED_FOR_USES: Final = 64
 """A ranking of many segments costs more than a put; it is made anew after either."""
@@ -58,7 +59,10 @@ def forget_ranking(core: Core) -> None:
 
 def is_quarantine_full(core: Core, segment: Segment) -> bool:
     """Whether too much of the segment waits for fences, but for what a reader's lock holds."""
-    waiting = segment.allocator.bytes_in[ExtentState.QUARANTINED] - sum(segment.held.values())
+    waiting = segment.allocator.bytes_in[_QUARANTINED]
+    if not waiting:
+        return False
+    waiting -= sum(segment.held.values())
     return waiting > core.tunables.quarantine_fraction_max * segment.geometry.payload_bytes
 
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 INSIDE: Final = SessionId(0)
 """The session in which this process itself asks its core."""
 LAG_PROBE_S: Final = 0.1
+ALARM_GRAIN_S: Final = 0.005
+"""So long after an event the core is asked when it wants a Tick: asking costs more than a probe."""
 DRAIN_TIMEOUT_S: Final = 2.0
 
 _LOG = logging.getLogger(__name__)
@@ -59,6 +61,11 @@ class Core(Protocol):
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in; what is to be done about it, in order."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a Tick is wanted at once; told cheaply, after every event."""
         ...
 
     def next_wakeup(self, now: float) -> float:
@@ -93,7 +100,9 @@ class MasterService:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at_s = math.inf
         self._is_alarm_due = False
-        """Whether `_set_alarm` will run in this turn of the loop."""
+        """Whether `_set_alarm` will run soon."""
+        self._is_tick_due = False
+        """Whether `_ring` will run in this turn of the loop."""
         self._is_broken = False
         self._counts = ShellCounts()
         self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
@@ -176,9 +185,12 @@ class MasterService:
         except Exception as error:  # a bug in the core must end the master, not one connection
             self._break(error)
         if not self._is_alarm_due:
-            # After the turn's answers have gone out, and once for all its events.
             self._is_alarm_due = True
-            self._loop.call_soon(self._set_alarm)
+            self._loop.call_later(ALARM_GRAIN_S, self._set_alarm)
+        if self._state.has_work and not self._is_tick_due:
+            # After the turn's answers have gone out, and once for all its events.
+            self._is_tick_due = True
+            self._loop.call_soon(self._ring)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -221,7 +233,7 @@ class MasterService:
     def _set_alarm(self) -> None:
         """See to a Tick when one is wanted. An earlier alarm may stay: a Tick does no harm."""
         self._is_alarm_due = False
-        if self._end.done():
+        if self._end.done() or self._is_broken:
             return
         now = self._clock.now_s()
         try:
@@ -236,9 +248,16 @@ class MasterService:
             self._alarm = self._loop.call_later(max(0.0, at_s - now), self._ring)
 
     def _ring(self) -> None:
+        self._is_tick_due = False
+        if self._end.done():
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._alarm = None
         self._alarm_at_s = math.inf
         self._feed(Tick())
+        if not self._is_tick_due:
+            self._set_alarm()  # at once: what is due may be more than one Tick takes
 
     async def _measure_lag(self) -> None:
         """Note again and again how late the loop runs what is due (I27)."""

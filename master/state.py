@@ -143,6 +143,14 @@ class MasterState:
         self._follow_up()
         return core.take_actions()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a Tick is wanted at once. Deadlines that have come are not looked at."""
+        core = self.core
+        if core.jobs or core.waiting.any_woken:
+            return True
+        return reclaim.next_reclaim_s(core) <= core.now
+
     def next_wakeup(self, now: float) -> float:
         """When the next Tick is wanted at the latest; `now` when there is work left."""
         core = self.core

@@ -80,6 +80,8 @@ class Wheel(Generic[T]):
 
     def next_s(self) -> float:
         """When the first item comes due; infinity when the wheel is empty."""
+        if not self._numbers:
+            return inf
         first = self._first()
         return inf if first is None else (first + 1) * self.grain_s
 

@@ -48,6 +48,10 @@ class ScriptedCore:
                 return [events.Reply(session, request_id, STATUS)]
         return self.answer(event)
 
+    @property
+    def has_work(self) -> bool:
+        return self.wakeup_s <= 0
+
     def next_wakeup(self, now: float) -> float:
         del now
         return self.wakeup_s
