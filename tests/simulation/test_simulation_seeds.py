@@ -1,0 +1,91 @@
+"""The whole control plane under random weather and faults: every invariant, for every seed.
+
+A failure prints the seed, the options that follow from it, and the story.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from tests.simulation.simulation import Simulation
+
+SEEDS: Final = 500
+SEEDS_PER_TEST: Final = 20
+
+REACHED: Final = {
+    "fault crash master": 20,
+    "fault crash worker": 50,
+    "fault crash client": 50,
+    "fault pause master": 20,
+    "fault pause worker": 50,
+    "fault pause client": 50,
+    "fault cut": 300,
+    "fault flipped payload": 50,
+    "fault flipped record": 20,
+    "fault torn record": 2,
+    "fault source changed": 5,
+    "lost": 1000,
+    "duplicated": 300,
+    "slow": 1000,
+    "held by a reader": 20,
+    "pages sealed": 10_000,
+    "pages read": 10_000,
+    "pages missed": 1000,
+    "pages removed": 500,
+    "missing: FreeExtents": 500,
+    "missing: its worker was away": 100,
+    "scans": 5000,
+}
+"""What a run of all seeds must have met at the least: a guard that was never tested guards nothing.
+
+Far below what is usual, so that a change of the dice does not fail the suite.
+"""
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    """What happened in all runs of this module."""
+    return Counter()
+
+
+def summary(total: Counter[str]) -> str:
+    """One paragraph of numbers."""
+    faults = {name.removeprefix("fault "): n for name, n in total.items() if "fault" in name}
+    told = ", ".join(f"{name} {n}" for name, n in sorted(faults.items()))
+    return (
+        f"{total['seeds']} seeds, {total['steps']} events, {total['messages']} messages "
+        f"({total['lost']} lost, {total['duplicated']} twice, {total['slow']} late), "
+        f"{total['pages sealed']} pages sealed, {total['pages read']} reads verified, "
+        f"{total['pages missed']} misses, {total['scans']} scans; faults: {told}"
+    )
+
+
+def run(seed: int, counts: Counter[str]) -> None:
+    """One simulation from start to end."""
+    simulation = Simulation(seed)
+    try:
+        counts.update(simulation.run())
+        counts["steps"] += simulation.world.steps
+        counts["seeds"] += 1
+    finally:
+        simulation.close()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_no_seed_breaks_an_invariant(first: int, counts: Counter[str]) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        run(seed, counts)
+
+
+def test_everything_that_can_go_wrong_did(
+    counts: Counter[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        print(f"\nsimulation: {summary(counts)}")
+    if counts["seeds"] < SEEDS:
+        pytest.skip(f"only {counts['seeds']} of {SEEDS} seeds were run")
+    missed = {name: counts[name] for name, least in REACHED.items() if counts[name] < least}
+    assert not missed
