@@ -21,7 +21,7 @@ from kvstore.wire.messages.puts import (
 )
 from master import planning
 from master.puts import BATCH_PARTS_MAX
-from tests.unit.master_pages import KEY, KEYS, bytes_in, granted, key, refused, upto
+from tests.unit.master_pages import KEY, KEYS, bytes_in, granted, key, piece, refused, upto
 from tests.unit.master_rig import (
     CHUNK,
     TENANT,
@@ -83,6 +83,15 @@ def test_holes_in_the_middle_are_filled(space: OpenedNamespace) -> None:
     assert [(p.first, p.count) for p in plans.present] == [(0, 2), (3, 2), (6, 2)]
     space.report(space.write(plans, KEYS))
     assert space.probe(KEYS) == b"\1" * 8
+
+
+def test_a_page_that_went_while_its_put_goes_on_is_granted_anew(space: OpenedNamespace) -> None:
+    (report,) = space.write(space.plans(KEYS), KEYS)
+    space.report([piece(report, 0)])
+    space.remove(KEY)
+    plans = space.plans(KEYS)
+    assert granted(plans) == [(0, 1, 0)]
+    assert refused(plans) == [(1, 7, Outcome.IN_PROGRESS)]
 
 
 def test_chains_are_numbered_through(rig: Rig, space: OpenedNamespace) -> None:
