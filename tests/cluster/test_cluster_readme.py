@@ -1,0 +1,52 @@
+"""What the README shows is run: its program against a real pool, its commands as they stand."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore import Hit, Stored
+from tests.cluster.up import kvharbor
+
+if TYPE_CHECKING:
+    from tests.cluster.up import Up
+
+README = Path(__file__).parents[2] / "README.md"
+ADDRESS = "127.0.0.1:7700"
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    text = README.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_program_in_the_readme_stores_and_reads(shared_pool: Up, tmp_path: Path) -> None:
+    (program,) = blocks("python")
+    assert ADDRESS in program
+    script = tmp_path / "readme.py"
+    script.write_text(program.replace(ADDRESS, shared_pool.master), encoding="utf-8")
+    names: dict[str, Any] = runpy.run_path(str(script), {"tokens": list(range(200))})
+    store, pages, chain = names["store"], names["pages"], names["chain"]
+    assert names["match"].pages == len(chain) == 3
+    again = store.put(pages, chain, names["source"], names["places"])
+    assert not any(isinstance(outcome, Stored) for outcome in again)
+    outcomes = store.read(names["match"], names["into"], names["places"])
+    assert outcomes == [Hit()] * 3
+    assert names["into"].view == names["source"].view
+    store.close()
+
+
+def test_the_commands_in_the_readme_exist(shared_pool: Up) -> None:
+    lines = [line for block in blocks("") for line in block.splitlines()]
+    commands = [
+        line.split("#")[0].split() for line in lines if line.startswith(".venv/bin/kvharbor")
+    ]
+    assert [words[1] for words in commands] == ["up", "status"]
+    for words in commands:
+        asked = [word for word in words[1:] if word.startswith("--")]
+        shown = kvharbor(words[1], "--help").stdout
+        assert all(option in shown for option in asked)
+    assert kvharbor("status", f"--master={shared_pool.master}").returncode == 0
