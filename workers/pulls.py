@@ -335,7 +335,9 @@ def _still_sealed(
         chunk = table.chunk_around(offsets[page])
         if chunk is None:
             continue
-        slot = (offsets[page] - chunk.start) // chunk.size_class
+        slot, rest = divmod(offsets[page] - chunk.start, chunk.size_class)
+        if rest or slot >= len(chunk.states):
+            continue  # the chunk was cut anew for another class
         same = chunk.generations[slot] == message.generation
         if same and chunk.states[slot] == RecordState.SEALED and chunk.busy[slot] != BUSY:
             yield offsets[page], chunk, slot

@@ -351,5 +351,17 @@ def test_a_seal_that_nobody_answered_is_reported_again_with_the_next_heartbeat()
     one(script.feed(events.Tick()), events.CallMaster)  # the heartbeat alone
 
 
+def test_a_seal_whose_chunk_was_cut_anew_is_not_reported_again() -> None:
+    script = Script().serve()
+    last = CHUNK - PAGE  # beyond the last extent of the next class
+    report = one(script.finish(script.start(ingest((last,), 5))), events.CallMaster)
+    script.feed(events.MasterAnswered(report.call, None))
+    work = one(script.command(fence((last,), 5))[1], events.WriteFree)
+    script.feed(events.WorkEnded(work.work, bytes(1)))
+    script.start(ingest((0,), 6, size=3 * PAGE))
+    script.now += BEAT_S
+    assert kinds(script.feed(events.Tick())) == ["CallMaster"]  # the heartbeat
+
+
 def test_undecided_is_no_outcome() -> None:
     assert pulls_module.UNDECIDED not in set(Outcome)
