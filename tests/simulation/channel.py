@@ -67,6 +67,9 @@ class Channel:
             return
         world = self.world
         world.counts["messages"] += 1
+        if world.keeps_back(source, other.node, message):
+            world.held.append(lambda: self._deliver(other, message, 0.001, ordered=False))
+            return
         if world.same_host(source, other.node):
             self._deliver(other, message, world.random.uniform(0.00001, 0.0001), ordered=True)
             return

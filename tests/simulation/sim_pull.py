@@ -76,7 +76,7 @@ class PullRun:
         self._keys = keys_of(start.message.keys)
         self._offsets = array("Q", start.message.offsets)
         self._checksums = array("Q", start.message.checksums)
-        self._arrived: dict[tuple[int, int], bytes] = {}
+        self.arrived: dict[tuple[int, int], bytes] = {}
         self._news: Signal[bool] = Signal()
         self._failed: Outcome | None = None
         self._deadline_s = worker.world.now + put_timeout_s(
@@ -96,7 +96,7 @@ class PullRun:
     def take(self, endpoint: Endpoint, piece: Piece) -> None:
         """A piece of some stream has come; this pull's or another's."""
         if endpoint is self._endpoint and piece.call == self._call:
-            self._arrived[piece.page, piece.start] = piece.data
+            self.arrived[piece.page, piece.start] = piece.data
             self._news.fire(True)
 
     def targets(self) -> Iterator[tuple[int, int]]:
@@ -192,13 +192,13 @@ class PullRun:
                 self._failed = Outcome.SOURCE_LOST
             return data
         world = self.worker.world
-        while (page, start) not in self._arrived and not self.is_cancelled:
+        while (page, start) not in self.arrived and not self.is_cancelled:
             if world.now >= self._deadline_s or not self._endpoint.is_open:
                 self._failed = Outcome.SOURCE_LOST
                 return None
             self._news = Signal()
             yield from wait(world, self.worker.name, self._news, 0.5, False)
-        return self._arrived.get((page, start))
+        return self.arrived.get((page, start))
 
 
 def _single(stretch: Stretch, i: int, size_class: int) -> Stretch:

@@ -112,7 +112,7 @@ class Caller:
         for key in chain:
             self.checks.history.put_begins(key, version)
         moves = Put(client, data)
-        plan = put_steps(request, _Clock(client), client.new_request_id)
+        plan = put_steps(request, VirtualClock(client), client.new_request_id)
         outcomes = yield from self._bounded("put", now + timeout_s, client.run(plan, moves))
         moves.close()
         if outcomes is not None:
@@ -162,7 +162,7 @@ class Caller:
         found = yield from self._bounded(
             "match" if use_match else "lookup",
             deadline_s,
-            self.client.run(plan(query, _Clock(self.client))),
+            self.client.run(plan(query, VirtualClock(self.client))),
         )
         if found is not None and self.random.random() < 0.2:
             yield self.random.uniform(0.0, 2.0)  # the lease grows old before it is used
@@ -201,7 +201,7 @@ class Caller:
     def _read_part(self, found: Locations, request: ReadRequest) -> Steps[None]:
         size = found.part_bytes(request.part)
         moves = Read(self.client, size * len(request.places))
-        plan = read_steps(request, _Clock(self.client), rank_for(self.client, views=False))
+        plan = read_steps(request, VirtualClock(self.client), rank_for(self.client, views=False))
         outcomes = yield from self._bounded(
             "read", request.deadline_s, self.client.run(plan, moves)
         )
@@ -229,7 +229,7 @@ class Caller:
             return
         request = requests[0]
         moves = View(self.client)
-        plan = read_steps(request, _Clock(self.client), rank_for(self.client, views=True))
+        plan = read_steps(request, VirtualClock(self.client), rank_for(self.client, views=True))
         outcomes = yield from self._bounded("view", deadline_s, self.client.run(plan, moves))
         for _ in range(VIEW_LOOKS if outcomes is not None else 0):
             self._look(found, request, outcomes or [], moves)
@@ -267,7 +267,7 @@ class Caller:
     def _round_trip(self, namespace: Namespace, chain: PageChain) -> Steps[bool]:
         parts = [part.index for part in namespace.parts]
         sources, data = self._sources(namespace, chain, parts, 0)
-        clock, deadline_s = _Clock(self.client), self.world.now + 8.0
+        clock, deadline_s = VirtualClock(self.client), self.world.now + 8.0
         until_s = self.world.now + 4.0
         request = PutRequest(self.client.namespace(namespace), chain, sources, until_s)
         plan = put_steps(request, clock, self.client.new_request_id)
@@ -290,7 +290,7 @@ class Caller:
         """Ask which pages are there."""
         deadline_s = self.world.now + timeout_s
         query = Query(self.client.namespace(namespace), chain, deadline_s)
-        plan = probe_steps(query, _Clock(self.client))
+        plan = probe_steps(query, VirtualClock(self.client))
         yield from self._bounded("probe", deadline_s, self.client.run(plan))
 
     def remove(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
@@ -301,7 +301,7 @@ class Caller:
         for key in chain:
             self.checks.history.remove_begins(key, began_s)
         query = Query(self.client.namespace(namespace), chain, began_s + timeout_s)
-        plan = remove_steps(query, _Clock(self.client))
+        plan = remove_steps(query, VirtualClock(self.client))
         flags = yield from self._bounded("remove", began_s + timeout_s, self.client.run(plan))
         if flags is not None:
             for key in chain:
@@ -309,7 +309,7 @@ class Caller:
             self.world.counts["pages removed"] += sum(flags)
 
 
-class _Clock:
+class VirtualClock:
     """A process's clock: it goes on while the process is stopped."""
 
     def __init__(self, client: SimClient) -> None:

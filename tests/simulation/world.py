@@ -77,6 +77,10 @@ class World:
         self.counts: Counter[str] = Counter()
         self.steps = 0
         self.after_step: list[Callable[[], None]] = []
+        self.holds: Callable[[str, str, object], bool] | None = None
+        """Which messages (source, target, message) are kept back, for scenes; None for none."""
+        self.held: list[Callable[[], None]] = []
+        """What lets each message go that was kept back, oldest first."""
         self._story: deque[str] = deque(maxlen=STORY_LINES)
         self._digest = hashlib.blake2b(digest_size=8)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -163,6 +167,10 @@ class World:
     def same_host(self, one: str, other: str) -> bool:
         """Whether two nodes talk without a network between them."""
         return self.nodes[one].host == self.nodes[other].host
+
+    def keeps_back(self, source: str, target: str, message: object) -> bool:
+        """Whether a scene wants this message to wait."""
+        return self.holds is not None and self.holds(source, target, message)
 
     def is_cut(self, source: str, target: str) -> bool:
         """Whether nothing gets from `source` to `target` now."""
