@@ -216,10 +216,12 @@ class Scene:
         query = self._query(chain, client, namespace, lease)
         return self.finish(self._plan(client, lookup_steps(query, self._clock(client))))
 
-    def probe(self, chain: PageChain, namespace: Namespace = WHOLE) -> list[bool]:
+    def probe(
+        self, chain: PageChain, *, client: int = 0, namespace: Namespace = WHOLE
+    ) -> list[bool]:
         """Which pages are there."""
-        query = self._query(chain, 0, namespace, lease=False)
-        return self.finish(self._plan(0, probe_steps(query, self._clock(0))))
+        query = self._query(chain, client, namespace, lease=False)
+        return self.finish(self._plan(client, probe_steps(query, self._clock(client))))
 
     def remove(
         self, chain: PageChain, *, client: int = 0, namespace: Namespace = WHOLE

@@ -15,13 +15,12 @@ from kvstore.wire.messages.membership import FenceExtents
 from kvstore.wire.messages.puts import BeginPut, Ingest, Ingested, PutPlans, Sealed
 from tests.simulation.pages import HALVES, SMALL, WIDE
 from tests.simulation.rpc import Call
-from tests.simulation.scene import Scene
 from tests.simulation.world import Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kvstore.client.outcomes import PutOutcome
+    from tests.simulation.conftest import MakeScene
+    from tests.simulation.scene import Scene
 
 QUARANTINED, RESERVED, SEALED = (
     ExtentState.QUARANTINED,
@@ -30,27 +29,9 @@ QUARANTINED, RESERVED, SEALED = (
 )
 
 
-@pytest.fixture
-def scenes() -> Iterator[list[Scene]]:
-    """Scenes of a test, to be closed after it."""
-    made: list[Scene] = []
-    yield made
-    for scene in made:
-        scene.rest()
-        scene.simulation.close()
-
-
-@pytest.fixture
-def scene(scenes: list[Scene]) -> Scene:
-    """One worker, two clients, all on one host; a put of another host is a stream."""
-    scenes.append(Scene(clients=2))
-    return scenes[0]
-
-
-def far_scene(scenes: list[Scene], **sizes: int) -> Scene:
-    """The client is on another host than the first worker: its puts are streams."""
-    scene = Scene(workers=1, clients=2, hosts=2, **sizes)
-    scenes.append(scene)
+def far_scene(make_scene: MakeScene) -> Scene:
+    """The second client is on another host than the worker: its puts are streams."""
+    scene = make_scene(clients=2, hosts=2)
     assert not scene.world.same_host("worker0", "client1")
     return scene
 
@@ -155,9 +136,8 @@ def test_puts_of_different_parts_do_not_wait_for_each_other(scene: Scene) -> Non
 # --- failed pulls ---
 
 
-def test_a_failed_pull_is_tried_elsewhere(scenes: list[Scene]) -> None:
-    scene = Scene(workers=2, clients=1)
-    scenes.append(scene)
+def test_a_failed_pull_is_tried_elsewhere(make_scene: MakeScene) -> None:
+    scene = make_scene(workers=2, clients=1)
     chain = scene.chain(2)
     scene.hold(Ingest)
     put = scene.put(chain, timeout_s=30.0)
@@ -245,8 +225,8 @@ def test_a_writer_that_nobody_sees_die_is_noticed_by_its_timeout(scene: Scene) -
     assert scene.bytes_in(RESERVED) == scene.bytes_in(QUARANTINED) == 0
 
 
-def test_a_writer_stopped_in_mid_put_does_no_harm_when_it_goes_on(scenes: list[Scene]) -> None:
-    scene = far_scene(scenes)
+def test_a_writer_stopped_in_mid_put_does_no_harm_when_it_goes_on(make_scene: MakeScene) -> None:
+    scene = far_scene(make_scene)
     chain = scene.chain(7)
     victim = scene.put(chain, client=1, timeout_s=4.0)
     scene.run_until(lambda: any(pull.arrived for pull in scene.worker().pulls.values()))
@@ -262,8 +242,8 @@ def test_a_writer_stopped_in_mid_put_does_no_harm_when_it_goes_on(scenes: list[S
         assert [type(outcome).__name__ for outcome in scene.read_all(other)] == ["Hit"] * 7
 
 
-def test_late_pieces_of_an_ended_pull_go_nowhere(scenes: list[Scene]) -> None:
-    scene = far_scene(scenes)
+def test_late_pieces_of_an_ended_pull_go_nowhere(make_scene: MakeScene) -> None:
+    scene = far_scene(make_scene)
     chain = scene.chain(2)
     scene.worker().copy_delay_max_s = 0.2
     scene.put(chain, client=1, timeout_s=20.0)
@@ -329,9 +309,8 @@ def test_the_seal_of_a_closed_plan_frees_the_extent(scene: Scene) -> None:
 # --- room ---
 
 
-def test_a_put_parked_for_space_goes_on_when_a_lease_ends(scenes: list[Scene]) -> None:
-    scene = Scene(clients=2, lease_ttl_s=2.0)
-    scenes.append(scene)
+def test_a_put_parked_for_space_goes_on_when_a_lease_ends(make_scene: MakeScene) -> None:
+    scene = make_scene(clients=2, lease_ttl_s=2.0)
     full = scene.chain(16)
     assert scene.stored(full) == [Stored()] * 16
     scene.match(full, client=1)
