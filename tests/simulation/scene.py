@@ -24,7 +24,7 @@ from tests.simulation.tasks import Steps, spawn
 from tests.simulation.workload import VirtualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvstore.client import steps as plans
     from kvstore.client.locations import Found, Locations, Match
@@ -104,6 +104,11 @@ class Scene:
         """A chain of pages; chains of different numbers share nothing."""
         tokens = [number * 1000 + i for i in range(length * PAGE_TOKENS)]
         return PageChain.of_tokens(namespace.id, tokens, PAGE_TOKENS)
+
+    @staticmethod
+    def names(keys: Sequence[bytes]) -> PageChain:
+        """Named objects, in no order."""
+        return PageChain(b"".join(keys))
 
     # --- time and messages --------------------------------------------------------------------
 
