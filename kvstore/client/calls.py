@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
@@ -25,7 +25,8 @@ from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from kvstore.client.locations import Locations
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
@@ -64,16 +65,15 @@ class Calls:
         self._buffers.add(buffer)
         return buffer
 
-    @contextmanager
-    def memory(self, field: str, source: object, *, writable: bool) -> Iterator[Memory]:
+    def memory(
+        self, field: str, source: object, *, writable: bool
+    ) -> AbstractContextManager[Memory]:
         """The memory of a caller's buffer, kept from being closed meanwhile."""
         if not isinstance(source, Buffer):
-            yield Memory.of(field, source, writable=writable)
-            return
+            return nullcontext(Memory.of(field, source, writable=writable))
         if source not in self._buffers:
             raise BufferClosed(f"{field}: {source!r} belongs to another store")
-        with source.in_use() as memory:
-            yield memory
+        return source.in_use()
 
     def close(self) -> None:
         """Close every buffer."""

@@ -83,6 +83,15 @@ class FrameSocket:
         """The descriptor, e.g. for SO_PEERCRED; -1 once closed."""
         return self._sock.fileno()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open and the peer has neither ended it nor sent anything."""
+        return (
+            self._sock.fileno() >= 0
+            and not self._reader.buffered_bytes
+            and not self._poll_in.poll(0)
+        )
+
     # Sending.
 
     def send(

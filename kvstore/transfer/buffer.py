@@ -10,18 +10,33 @@ import mmap
 import os
 import threading
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
 from kvstore.transfer.memory import Memory, address_of, populate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ALIGN_BYTES: Final = 4096
 CLOSE_TIMEOUT_S: Final = 30.0
 _MADV_POPULATE_WRITE: Final = 23
+
+
+class BufferUse:
+    """A use of a buffer, for one `with`."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        """Use nothing yet."""
+        self._buffer = buffer
+
+    def __enter__(self) -> Memory:
+        return self._buffer.begin_use()
+
+    def __exit__(self, *_: object) -> None:
+        self._buffer.end_use()
 
 
 class Buffer:
@@ -38,7 +53,8 @@ class Buffer:
         self.number = number
         self.size_bytes = size_bytes
         self._pid = os.getpid()
-        self._idle = threading.Condition()
+        self._mutex = threading.Lock()
+        self._idle = threading.Condition(self._mutex)
         self._uses = 0
         self._closed = False
         self._on_close: list[Callable[[int], None]] = []
@@ -75,18 +91,24 @@ class Buffer:
         """Whether new use is refused."""
         return self._closed or self._pid != os.getpid()
 
-    @contextmanager
-    def in_use(self) -> Iterator[Memory]:
-        """Keep the buffer from being closed meanwhile. BufferClosed when it already is."""
+    def in_use(self) -> BufferUse:
+        """Keep the buffer from being closed in a `with`. BufferClosed when it already is."""
+        return BufferUse(self)
+
+    def begin_use(self) -> Memory:
+        """Put `close` off until `end_use`. For BufferUse."""
         self._check_open()  # First, because a forked child may have inherited a held lock.
-        with self._idle:
-            self._check_open()
+        with self._mutex:
+            if self._closed:
+                self._check_open()
             self._uses += 1
-        try:
-            yield Memory(self._view, self._address, self)
-        finally:
-            with self._idle:
-                self._uses -= 1
+        return Memory(self._view, self._address, self)
+
+    def end_use(self) -> None:
+        """Undo `begin_use`."""
+        with self._mutex:
+            self._uses -= 1
+            if self._closed:
                 self._idle.notify_all()
 
     def descriptor(self) -> int:

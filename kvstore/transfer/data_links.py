@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import select
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import Unavailable
 from kvstore.rpc.dialling import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.rpc.identity import Identity
 
 SPIN_S: Final = 50e-6
 """Polling before sleeping: a reply usually comes sooner than a sleeper is woken."""
 IDLE_MAX: Final = 8
+
+
+class Lent:
+    """A connection for one `with`: given back after it, closed when the block raises."""
+
+    __slots__ = ("_deadline_s", "_link", "_links")
+
+    def __init__(self, links: DataLinks, deadline_s: float) -> None:
+        """Take nothing yet."""
+        self._links = links
+        self._deadline_s = deadline_s
+        self._link: FrameSocket | None = None
+
+    def __enter__(self) -> FrameSocket:
+        taken = self._link = self._links.take(self._deadline_s)
+        return taken
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        link = self._link
+        assert link is not None, "entered"
+        if kind is None:
+            self._links.give_back(link)
+        else:
+            link.close()
 
 
 class DataLinks:
@@ -32,16 +52,21 @@ class DataLinks:
         self._idle: list[FrameSocket] = []
         self._closed = False
 
-    @contextmanager
-    def link(self, deadline_s: float) -> Iterator[FrameSocket]:
+    def link(self, deadline_s: float) -> Lent:
         """A connection for one call. It is kept for the next one unless the block raises."""
-        taken = self._take() or self._dial(deadline_s)
-        try:
-            yield taken
-        except BaseException:
-            taken.close()
-            raise
-        self._give_back(taken)
+        return Lent(self, deadline_s)
+
+    def take(self, deadline_s: float) -> FrameSocket:
+        """An idle connection, or a new one by the time.monotonic() moment. For Lent."""
+        return self._idle_one() or self._dial(deadline_s)
+
+    def give_back(self, link: FrameSocket) -> None:
+        """Keep a connection for the next call. For Lent."""
+        with self._mutex:
+            if not self._closed and len(self._idle) < IDLE_MAX:
+                self._idle.append(link)
+                return
+        link.close()
 
     def close(self) -> None:
         """End idle connections; those in use end with their call."""
@@ -57,7 +82,7 @@ class DataLinks:
         link.spin_s = SPIN_S
         return link
 
-    def _take(self) -> FrameSocket | None:
+    def _idle_one(self) -> FrameSocket | None:
         while True:
             with self._mutex:
                 if self._closed:
@@ -65,22 +90,7 @@ class DataLinks:
                 if not self._idle:
                     return None
                 link = self._idle.pop()
-            if _is_quiet(link):
+            # Its worker neither ended it nor speaks unasked.
+            if link.is_quiet:
                 return link
             link.close()
-
-    def _give_back(self, link: FrameSocket) -> None:
-        with self._mutex:
-            if not self._closed and len(self._idle) < IDLE_MAX:
-                self._idle.append(link)
-                return
-        link.close()
-
-
-def _is_quiet(link: FrameSocket) -> bool:
-    """Whether an idle connection is alive: its worker neither ended it nor speaks unasked."""
-    if link.fileno() < 0:
-        return False
-    poll = select.poll()
-    poll.register(link.fileno(), select.POLLIN)
-    return not poll.poll(0)
