@@ -60,7 +60,7 @@ def _chained(namespace: NamespaceId, parent: PageKey, tokens: bytes, extra: byte
 class PageChain:
     """Keys of consecutive pages, packed; each page is the parent of the next.
 
-    `packed` holds 32 bytes a page. Immutable; slices share nothing and keep the right parent.
+    `packed` holds 32 bytes a page. Immutable; slices keep the right parent.
     """
 
     __slots__ = ("packed", "parent")
@@ -103,7 +103,8 @@ class PageChain:
         return PageKey(self.packed[index * KEY_BYTES : (index + 1) * KEY_BYTES])
 
     def __iter__(self) -> Iterator[PageKey]:
-        return (self.key(i) for i in range(len(self)))
+        packed = self.packed
+        return (PageKey(packed[at : at + KEY_BYTES]) for at in range(0, len(packed), KEY_BYTES))
 
     def parent_of(self, index: int) -> PageKey:
         """The parent of page `index`."""
@@ -113,6 +114,8 @@ class PageChain:
         """Pages [start, stop) as a chain of their own."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError((start, stop))
+        if start == 0 and stop == len(self):
+            return self
         return PageChain(self.packed[start * KEY_BYTES : stop * KEY_BYTES], self.parent_of(start))
 
     def __eq__(self, other: object) -> bool:
@@ -132,6 +135,16 @@ def checksum_seed(key: bytes, part: int) -> int:
     return int.from_bytes(key[:8], "little") ^ part
 
 
+def checksum_seeds(keys: bytes, part: int) -> list[int]:
+    """`checksum_seed` of every key of a packed column."""
+    firsts = array("Q", keys)[:: KEY_BYTES // 8]  # hosts are little-endian, see transport.column
+    return [first ^ part for first in firsts]
+
+
+seeded_checksum: Final = xxhash.xxh3_64_intdigest
+"""seeded_checksum(payload, seed): `payload_checksum` where the seed is known already."""
+
+
 def payload_checksum(payload: bytes | memoryview, key: bytes, part: int) -> int:
     """XXH3-64 of the payload, bound to key and part; the same for all replicas and tiers."""
-    return xxhash.xxh3_64_intdigest(payload, checksum_seed(key, part))
+    return seeded_checksum(payload, checksum_seed(key, part))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.ids import KEY_BYTES, Generation, PageKey
-from kvstore.page import payload_checksum
+from kvstore.page import checksum_seeds, seeded_checksum
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.common import Outcome
@@ -179,6 +179,7 @@ class Pull:
         self._keys = start.message.keys
         self._offsets = array("Q", start.message.offsets)
         self._checksums = array("Q", start.message.checksums)
+        self._seeds = checksum_seeds(self._keys, start.message.part)
         self._outcomes = bytearray((Outcome.FENCED,)) * len(self._offsets)
         self._is_cancelled = False
         self._failed: Outcome | None = None
@@ -274,18 +275,19 @@ class Pull:
         return bytes(outcomes)
 
     def _fill_group(self, part: Stretch) -> bytes:
-        message, stride, keys = self._start.message, self._start.size_class, self._keys
-        size, segment = message.part_bytes, self._segment
+        stride, size, segment = (
+            self._start.size_class, self._start.message.part_bytes, self._segment,
+        )  # fmt: skip
         view = segment.payload[part.offset : part.offset + part.count * stride]
         address = segment.payload_address + part.offset
         target = Target(view, address, size, stride, part.count)
         self._source.fill(part.page, target)
         outcomes = bytearray(part.count)
-        for i in range(part.count):
-            page = part.page + i
-            key = keys[page * KEY_BYTES : page * KEY_BYTES + KEY_BYTES]
-            found = payload_checksum(view[i * stride : i * stride + size], key, message.part)
-            if found != self._checksums[page]:
+        seeds, wanted = self._seeds, self._checksums
+        for i, page in enumerate(range(part.page, part.page + part.count)):
+            # payload_checksum, of the extent and not of the source (I3)
+            at = i * stride
+            if seeded_checksum(view[at : at + size], seeds[page]) != wanted[page]:
                 outcomes[i] = Outcome.CHECKSUM
         return bytes(outcomes)
 

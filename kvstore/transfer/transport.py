@@ -9,11 +9,10 @@ from array import array
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
-import xxhash
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
-from kvstore.page import checksum_seed
+from kvstore.page import checksum_seeds, seeded_checksum
 from kvstore.wire.messages.common import Outcome, SegmentRef
 from kvstore.wire.messages.puts import BufferSource, EngineSource, Ingest, StreamSource
 
@@ -138,12 +137,9 @@ def keys_of(packed: bytes) -> Iterator[bytes]:
 
 def span_checksums(span: IngestSpan, source: memoryview) -> bytes:
     """The writer's packed checksums of a span's pages (kvstore.page.payload_checksum)."""
-    size, part, keys = span.part_bytes, span.part, span.keys
-    sums = array("Q", bytes(COLUMN_BYTES * len(span.places)))
-    for i, place in enumerate(span.places):
-        seed = checksum_seed(keys[i * KEY_BYTES : i * KEY_BYTES + 8], part)
-        sums[i] = xxhash.xxh3_64_intdigest(source[place : place + size], seed)
-    return sums.tobytes()
+    size, digest = span.part_bytes, seeded_checksum
+    rows = zip(span.places, checksum_seeds(span.keys, span.part), strict=True)
+    return array("Q", [digest(source[at : at + size], seed) for at, seed in rows]).tobytes()
 
 
 def pieces_of(span: Span, piece_bytes: int = PIECE_BYTES) -> Iterator[Span]:

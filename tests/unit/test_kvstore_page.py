@@ -15,6 +15,7 @@ from kvstore.page import (
     TOKEN_MAX,
     PageChain,
     checksum_seed,
+    checksum_seeds,
     engine_key,
     name_key,
     page_key,
@@ -144,3 +145,8 @@ def test_checksums_are_bound_to_key_and_part(payload: bytes, key: bytes, part: i
     assert payload_checksum(payload, key, part + 1) != want
     assert payload_checksum(payload + b"\0", key, part) != want
     assert checksum_seed(key, part) ^ part == int.from_bytes(key[:8], "little")
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), max_size=8), st.integers(0, 1023))
+def test_the_seeds_of_a_column_are_those_of_its_keys(keys: list[bytes], part: int) -> None:
+    assert checksum_seeds(b"".join(keys), part) == [checksum_seed(key, part) for key in keys]
