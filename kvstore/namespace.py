@@ -150,7 +150,7 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
         """32 bytes: SHA-256 of content id and layout."""
         return namespace_id(self.content, self.layout)
 
-    @property
+    @cached_property
     def is_opaque(self) -> bool:
         """Whether pages are named objects of any size, without prefix."""
         return is_opaque(self.content)

@@ -5,7 +5,6 @@ Pure: no clock of its own, no sockets, no memory. Every rule of retrying a put i
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +18,7 @@ from kvstore.client.outcomes import (
     Stored,
     refused_reason,
 )
+from kvstore.client.part_progress import STORED, PageState, PartProgress
 from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
@@ -38,7 +38,7 @@ from kvstore.wire.messages.puts import (
 from kvstore.wire.messages.reads import Probe, Probed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from kvstore.clock import Clock
 
@@ -48,6 +48,9 @@ for the reply, and for giving up what was not pulled (I20)."""
 PAUSE_MIN_S: Final = 0.01
 PAUSE_MAX_S: Final = 1.0
 ABORT_TIMEOUT_S: Final = 1.0
+
+_VISIBLE: Final = Stored(visible=True)
+_NOT_YET_VISIBLE: Final = Stored(visible=False)
 
 _WORTH_WAITING: Final = frozenset(
     (Outcome.IN_PROGRESS, Outcome.OUT_OF_SPACE, Outcome.TOO_MANY_QUARANTINED, Outcome.FENCED)
@@ -80,50 +83,6 @@ class PutRequest(msgspec.Struct, frozen=True):
         return len(self.chain)
 
 
-class _State(IntEnum):
-    """What is known of one part of one page; one byte each."""
-
-    PENDING = 0
-    STORED = 1
-    PRESENT = 2
-    REFUSED = 3
-
-
-class _Part:
-    """Progress of one part of a batch of pages."""
-
-    __slots__ = ("reasons", "retry_after_s", "source", "states", "tries")
-
-    def __init__(self, source: PartSource, pages: int) -> None:
-        self.source = source
-        self.states = bytearray(pages)
-        self.tries = bytearray(pages)
-        self.reasons = bytearray(pages)
-        """Outcome of the last refusal or failure, for the day that no try is left."""
-        self.retry_after_s = 0.0
-
-    def pending(self) -> Iterator[tuple[int, int]]:
-        """Stretches [start, stop) of pages still to be stored."""
-        if not any(self.states):
-            yield 0, len(self.states)
-            return
-        start = self.states.find(_State.PENDING)
-        while start >= 0:
-            stop = start
-            while stop < len(self.states) and self.states[stop] == _State.PENDING:
-                stop += 1
-            yield start, stop
-            start = self.states.find(_State.PENDING, stop)
-
-    def refuse_pending(self, reason: int | None = None) -> None:
-        """Give up on what is still pending, for `reason` or each page's own last one."""
-        for start, stop in list(self.pending()):
-            for page in range(start, stop):
-                self.states[page] = _State.REFUSED
-                if reason is not None:
-                    self.reasons[page] = reason
-
-
 class _Batch:
     """Pages [first, first + pages) of a put, which fit one BeginPut."""
 
@@ -132,13 +91,13 @@ class _Batch:
         self.first = first
         self.pages = pages
         self.chain = request.chain.slice(first, first + pages)
-        self.parts = {source.part: _Part(source, pages) for source in request.sources}
+        self.parts = {source.part: PartProgress(source, pages) for source in request.sources}
 
     def pending(self) -> list[tuple[int, int]]:
         """Stretches of pages of which some part is pending."""
         if len(self.parts) == 1:
             (part,) = self.parts.values()
-            return list(part.pending())
+            return part.pending()
         waiting = (part.pending() for part in self.parts.values())
         pages = sorted({page for part in waiting for a, b in part for page in range(a, b)})
         stretches: list[tuple[int, int]] = []
@@ -151,7 +110,7 @@ class _Batch:
 
     def begin(self, stretches: list[tuple[int, int]], request_id: bytes, time_s: float) -> BeginPut:
         """Ask for extents for these stretches, numbered as one row of pages."""
-        wanted = [p for p in self.parts.values() if any(True for _ in p.pending())]
+        wanted = [p for p in self.parts.values() if p.is_pending]
         request = self.request
         return BeginPut(
             request=request_id,
@@ -167,8 +126,9 @@ class _Batch:
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:
         if self.request.opened.namespace.is_opaque:
             # Named objects have no order: each is a chain of its own.
-            pages = [page for start, stop in stretches for page in range(start, stop)]
-            return tuple(PutChain(ROOT_PARENT, self.chain.key(page)) for page in pages)
+            return tuple(
+                PutChain(ROOT_PARENT, self.chain.key(page)) for page in _pages_of(stretches)
+            )
         pieces = [self.chain.slice(start, stop) for start, stop in stretches]
         return tuple(PutChain(piece.parent, piece.packed) for piece in pieces)
 
@@ -189,9 +149,9 @@ class _Batch:
     def outcome(self, page: int, visible: bool) -> PutOutcome:
         """What to tell the caller of one page: a refused part refuses the page."""
         for part in self.parts.values():
-            if part.states[page] == _State.REFUSED:
+            if part.states[page] == PageState.REFUSED:
                 return Refused(refused_reason(part.reasons[page]), part.retry_after_s)
-        if all(part.states[page] == _State.PRESENT for part in self.parts.values()):
+        if all(part.states[page] == PageState.PRESENT for part in self.parts.values()):
             return AlreadyThere()
         return Stored(visible)
 
@@ -234,7 +194,7 @@ def _put_batch(batch: _Batch, clock: Clock, new_request_id: Callable[[], bytes])
                 raise
             batch.refuse_rest()
             return
-        pages = [page for start, stop in stretches for page in range(start, stop)]
+        pages = _pages_of(stretches)
         _note_answers(batch, pages, plans)
         if plans.spans:
             yield from _ingest(batch, pages, plans, clock)
@@ -242,6 +202,13 @@ def _put_batch(batch: _Batch, clock: Clock, new_request_id: Callable[[], bytes])
             batch.refuse_rest()
         else:
             yield from _wait(batch, clock)
+
+
+def _pages_of(stretches: list[tuple[int, int]]) -> Sequence[int]:
+    """The pages of these stretches, in order."""
+    if len(stretches) == 1:
+        return range(*stretches[0])
+    return [page for start, stop in stretches for page in range(start, stop)]
 
 
 def _wait(batch: _Batch, clock: Clock) -> Steps[None]:
@@ -254,8 +221,8 @@ def _wait(batch: _Batch, clock: Clock) -> Steps[None]:
 
 
 def _part_and_pages(
-    batch: _Batch, pages: list[int], item: PlanSpan | PageRange | RefusedRange
-) -> tuple[_Part, list[int]]:
+    batch: _Batch, pages: Sequence[int], item: PlanSpan | PageRange | RefusedRange
+) -> tuple[PartProgress, Sequence[int]]:
     """The part and the batch's pages that an item of the answer is about."""
     part = batch.parts.get(item.part)
     if part is None or not 0 <= item.first < item.first + item.count <= len(pages):
@@ -263,13 +230,13 @@ def _part_and_pages(
     return part, pages[item.first : item.first + item.count]
 
 
-def _note_answers(batch: _Batch, pages: list[int], plans: PutPlans) -> None:
+def _note_answers(batch: _Batch, pages: Sequence[int], plans: PutPlans) -> None:
     """Take down what the master says is there, and what it refuses."""
     for present in plans.present:
         part, mine = _part_and_pages(batch, pages, present)
         for page in mine:
-            if part.states[page] == _State.PENDING:
-                part.states[page] = _State.PRESENT
+            if part.states[page] == PageState.PENDING:
+                part.states[page] = PageState.PRESENT
     for refused in plans.refused:
         part, mine = _part_and_pages(batch, pages, refused)
         waits = batch.request.wait and refused.reason in _WORTH_WAITING
@@ -277,15 +244,15 @@ def _note_answers(batch: _Batch, pages: list[int], plans: PutPlans) -> None:
         if not orphaned:
             part.retry_after_s = refused.retry_after_s
         for page in mine:
-            if part.states[page] == _State.PENDING:
+            if part.states[page] == PageState.PENDING:
                 # Where pages waited for room, their parent was of this put and made room itself.
                 if not (orphaned and part.reasons[page]):
                     part.reasons[page] = refused.reason & 0xFF
                 if not waits:
-                    part.states[page] = _State.REFUSED
+                    part.states[page] = PageState.REFUSED
 
 
-def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> Steps[None]:
+def _ingest(batch: _Batch, pages: Sequence[int], plans: PutPlans, clock: Clock) -> Steps[None]:
     """Have the planned pages pulled, note what became of each, give failed plans up."""
     spans = tuple(_span(batch, pages, plans, plan) for plan in plans.spans)
     left_s = max(0.0, batch.request.deadline_s - clock.now_s())
@@ -295,7 +262,7 @@ def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> S
         part, mine = _part_and_pages(batch, pages, plan)
         if not any(outcomes):
             for page in mine:
-                part.states[page] = _State.STORED
+                part.states[page] = STORED
             continue
         if any(code not in (Outcome.OK, Outcome.PLAN_CLOSED) for code in outcomes):
             failed.append(plan.generation)
@@ -304,20 +271,20 @@ def _ingest(batch: _Batch, pages: list[int], plans: PutPlans, clock: Clock) -> S
         yield from _abort(tuple(failed), batch.request.deadline_s - clock.now_s())
 
 
-def _note_failures(part: _Part, pages: list[int], outcomes: bytes) -> None:
+def _note_failures(part: PartProgress, pages: Sequence[int], outcomes: bytes) -> None:
     """A page is tried PULL_TRIES_MAX times; a reader's lock (BUSY) is no try."""
     for page, code in zip(pages, outcomes, strict=True):
         if code == Outcome.OK:
-            part.states[page] = _State.STORED
+            part.states[page] = STORED
             continue
         part.reasons[page] = code
         if code != Outcome.BUSY:
             part.tries[page] += 1
         if part.tries[page] >= limits.PULL_TRIES_MAX:
-            part.states[page] = _State.REFUSED
+            part.states[page] = PageState.REFUSED
 
 
-def _span(batch: _Batch, pages: list[int], plans: PutPlans, plan: PlanSpan) -> IngestSpan:
+def _span(batch: _Batch, pages: Sequence[int], plans: PutPlans, plan: PlanSpan) -> IngestSpan:
     """A plan with the source's places and the identity that the record will hold."""
     part, mine = _part_and_pages(batch, pages, plan)
     if len(plan.offsets) != COLUMN_BYTES * plan.count:
@@ -366,10 +333,12 @@ def _results(batch: _Batch, clock: Clock) -> Steps[list[PutOutcome]]:
     """
     namespace = batch.request.opened.namespace
     everything = namespace.is_opaque or len(batch.parts) == len(namespace.parts)
-    stored = any(_State.STORED in part.states for part in batch.parts.values())
+    stored = any(STORED in part.states for part in batch.parts.values())
     visible = b"\1" * batch.pages
     if stored and not everything:
         visible = yield from _visible(batch, batch.request.deadline_s - clock.now_s())
+    if all(part.is_stored for part in batch.parts.values()):
+        return [_VISIBLE if each == 1 else _NOT_YET_VISIBLE for each in visible[: batch.pages]]
     return [batch.outcome(page, visible[page] == 1) for page in range(batch.pages)]
 
 
