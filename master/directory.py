@@ -191,6 +191,9 @@ class Tree:
         self.runs += 1
         if run.bucket != NOWHERE:
             self._expiry.place(other, other.expires_s)
+        elif not tail.plans and not self.has_children(tail):
+            # An overdue run waits for its plans; those may all be the head's.
+            self._expiry.place(tail, tail.expires_s)
         return head, tail
 
     def prune(self, run: Run) -> list[Run]:

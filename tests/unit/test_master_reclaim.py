@@ -203,3 +203,19 @@ def test_eviction_takes_tails_first() -> None:
             assert 0 not in present
         if 1 in space.probe(chain(3, 4)):
             assert 0 not in present[:4]
+
+
+def test_the_half_of_an_overdue_run_that_waits_for_nothing_expires() -> None:
+    rig = Rig()
+    rig.add_worker()
+    space = rig.open_namespace(parts=2)
+    keys = chain(1, 4)
+    space.put(keys, ttl_s=1.0)
+    plans = space.plans(keys[:64], parts=(1,), ttl_s=1.0)  # keeps the whole run
+    rig.tick(2.0)
+    tree = rig.master.core.tree(space.ordinal)
+    assert (tree.pages, tree.runs) == (4, 1)
+    space.plans(chain(2, 1), parent=keys[32:64])  # branches off in the middle
+    rig.tick(0.5)
+    assert tree.get(keys[96:]) is None
+    assert plans.spans
