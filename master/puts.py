@@ -18,7 +18,7 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
 from master.orders import OrderKind
-from master.packed import WORD, split_keys, word, words
+from master.packed import NOT_THERE, WORD, index_of, split_keys, word, words
 from master.planning import Planner
 from master.plans import OPEN, Incomplete, Plan, PlanPage, Put
 from master.run import Copy, Run
@@ -152,6 +152,8 @@ def _check(known: KnownNamespace, message: BeginPut) -> None:
     for chain in message.chains:
         if not chain.keys or len(chain.keys) % KEY_BYTES:
             raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
+        if index_of(chain.keys, ROOT_PARENT) != NOT_THERE:
+            raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
         if len(chain.parent) != KEY_BYTES:
             raise BadValue("parent", len(chain.parent), f"{KEY_BYTES} bytes")
         if opaque and (len(chain.keys) != KEY_BYTES or chain.parent != ROOT_PARENT):

@@ -12,13 +12,13 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, OutOfSpace
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.reads import Remove, Removed
 from master.orders import OrderKind
-from master.packed import WORD, split_keys, words
+from master.packed import NOT_THERE, WORD, index_of, split_keys, words
 from master.puts import fail_pages, prune
 from master.seconds import check_seconds
 from master.segments import SegmentState
@@ -123,6 +123,8 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     pages = len(message.keys) // KEY_BYTES
     if len(message.keys) % KEY_BYTES or pages > limits.BATCH_PAGES_MAX:
         raise BadValue("keys", len(message.keys), f"at most {limits.BATCH_PAGES_MAX} whole keys")
+    if index_of(message.keys, ROOT_PARENT) != NOT_THERE:
+        raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
     rows_a_page = known.tree.parts + len(_unknown_holders(core))
     if not core.tombstones.has_room(pages * rows_a_page):
         raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")

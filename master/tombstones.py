@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "tombstones/"
 EVERY_PAGE: Final = bytes(32)
-"""Key of the row of a segment that was given up; no page has it, it is the root's parent."""
+"""Key of the row of a segment that was given up: ROOT_PARENT, which no put or remove may name."""
 _ROW: Final = struct.Struct("<32sQ")
 
 

@@ -95,6 +95,19 @@ def test_leased_pages_vanish_at_once_and_are_freed_later(rig: Rig, space: Opened
     assert not rig.workers["w1"].records
 
 
+def test_leases_on_removed_pages_outlive_a_reconnect(rig: Rig, space: OpenedNamespace) -> None:
+    rig.pass_time(LEASE_S + 1.0)  # whatever an earlier master granted has ended
+    space.put(KEYS)
+    space.match(KEYS)
+    assert space.remove(KEYS) == b"\1" * 8
+    rig.workers["w1"].leave()
+    rig.workers["w1"].join()
+    rig.pass_time(LEASE_S - 0.5)
+    assert len(rig.workers["w1"].records) == 8
+    rig.pass_time(1.0)
+    assert not rig.workers["w1"].records
+
+
 def test_a_removed_page_can_be_put_again(rig: Rig, space: OpenedNamespace) -> None:
     space.put(KEYS)
     space.match(KEYS)
@@ -304,6 +317,7 @@ def test_the_bound_on_tombstones_refuses_removes(
     [
         (b"x", 1.0, "bad_value"),
         (bytes(4097 * 32), 1.0, "bad_value"),
+        (bytes(32), 1.0, "bad_value"),  # the root's
         (KEYS, -1.0, "bad_value"),
         (KEYS, math.nan, "bad_value"),
     ],
