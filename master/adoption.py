@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.record import Record, RecordFlag, RecordState
 from kvstore.replica import ExtentEvent
 from kvstore.segment import size_class_of
@@ -28,25 +28,29 @@ ROWS_PER_STEP: Final = 128
 
 def adopt(core: Core, segment: Segment, records: list[Record]) -> Iterator[None]:
     """A job: take in records whose extents are FREE here."""
-    group: list[Record] = []
+    group: dict[bytes, Record] = {}
     for number, record in enumerate(records):
         if number % ROWS_PER_STEP == ROWS_PER_STEP - 1:
-            _adopt_group(core, segment, group)
-            group = []
+            _adopt_group(core, segment, [*group.values()])
+            group = {}
             yield
-        if group and not _follows(group[-1], record):
+        if group and not _follows(group, record):
             # Before the next record is judged: it may be of a page that is in the group.
-            _adopt_group(core, segment, group)
-            group = []
-        if _take_in(core, segment, record):
-            group.append(record)
-    _adopt_group(core, segment, group)
+            _adopt_group(core, segment, [*group.values()])
+            group = {}
+        first = next(iter(group.values()), record)
+        if _take_in(core, segment, record, first.parent):
+            group[record.key] = record
+    _adopt_group(core, segment, [*group.values()])
 
 
-def _take_in(core: Core, segment: Segment, record: Record) -> bool:
-    """Note the extent as adopted, or as quarantined when the page may not be served."""
+def _take_in(core: Core, segment: Segment, record: Record, above: bytes) -> bool:
+    """Note the extent as adopted, or as quarantined when the page may not be served.
+
+    `above` is the page below which the record's group will hang.
+    """
     page = Occupant(record.key, record.namespace_ordinal, record.generation)
-    wanted = _is_wanted(core, segment, record)
+    wanted = _is_wanted(core, segment, record, above)
     event = ExtentEvent.ADOPTED if wanted else ExtentEvent.UNACCOUNTED
     fits = segment.allocator.take_in(record.offset, record.size_class, event, page)
     assert fits, record  # no chunk of another class lies there: master.inventory has looked
@@ -54,12 +58,13 @@ def _take_in(core: Core, segment: Segment, record: Record) -> bool:
     return wanted
 
 
-def _is_wanted(core: Core, segment: Segment, record: Record) -> bool:
+def _is_wanted(core: Core, segment: Segment, record: Record, above: bytes) -> bool:
     known = core.namespaces.by_ordinal(record.namespace_ordinal)
     if (
         known is None
         or record.state is not RecordState.SEALED
         or record.flags != RecordFlag.NONE
+        or record.key == ROOT_PARENT
         or record.incarnation != segment.incarnation
         or size_class_of(record.payload_bytes) != record.size_class
         or core.tombstones.covers(segment.id, record.key, record.generation)
@@ -70,13 +75,16 @@ def _is_wanted(core: Core, segment: Segment, record: Record) -> bool:
         return False
     if parts and parts[record.part].size_bytes != record.payload_bytes:
         return False
-    return _fits_tree(known.tree, segment, record)
+    if not parts and record.parent != ROOT_PARENT:
+        return False  # named objects hang below nothing
+    return _fits_tree(known.tree, segment, record, above)
 
 
-def _fits_tree(tree: Tree, segment: Segment, record: Record) -> bool:
+def _fits_tree(tree: Tree, segment: Segment, record: Record, above: bytes) -> bool:
+    """Parents are what writers said: none may make a page its own ancestor (I16)."""
     run = tree.get(record.key)
     if run is None:
-        return True
+        return tree.missing_above(above) != record.key
     page = run.page_of(record.key)
     parent = run.key(page - 1) if page else run.parent
     taken = any(
@@ -85,9 +93,11 @@ def _fits_tree(tree: Tree, segment: Segment, record: Record) -> bool:
     return parent == record.parent and not taken
 
 
-def _follows(before: Record, record: Record) -> bool:
+def _follows(group: dict[bytes, Record], record: Record) -> bool:
+    before = next(reversed(group.values()))
     return (
         record.parent == before.key
+        and record.key not in group
         and record.part == before.part
         and record.namespace_ordinal == before.namespace_ordinal
         and record.payload_bytes == before.payload_bytes
@@ -103,7 +113,7 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     assert known is not None, first
     tree = known.tree
     keys = b"".join(record.key for record in group)
-    _make_nodes(core, segment, tree, first.parent, keys)
+    _make_nodes(core, tree, first.parent, keys)
     piece = Copy(
         first.part,
         segment,
@@ -124,7 +134,7 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
         watch_incomplete(core, tree, keys, core.tunables.put_timeout_s(page_bytes * len(group)))
 
 
-def _make_nodes(core: Core, segment: Segment, tree: Tree, parent: bytes, keys: bytes) -> None:
+def _make_nodes(core: Core, tree: Tree, parent: bytes, keys: bytes) -> None:
     at = 0
     stops = [(stretch.first, stretch.first + stretch.count) for stretch in tree.stretches(keys)]
     pages = len(keys) // KEY_BYTES

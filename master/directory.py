@@ -68,6 +68,15 @@ class Tree:
         """The run that holds the parent page."""
         return self._index.get(run.parent)
 
+    def missing_above(self, key: bytes) -> bytes:
+        """The nearest page from `key` upwards that is not in the tree; ROOT_PARENT if all are.
+
+        A page of that key, hung below `key`, would be its own ancestor.
+        """
+        while key != ROOT_PARENT and (run := self._index.get(key)) is not None:
+            key = run.parent
+        return key
+
     def stretches(self, keys: bytes) -> list[Stretch]:
         """Where the pages of `keys` are, in order; those that are not in the tree are left out."""
         found: list[Stretch] = []

@@ -205,7 +205,7 @@ def _settle(core: Core, segment: Segment, chunk: Chunk, slot: int, record: Recor
         and (record.generation, record.key) == (generation, chunk.key(slot))
     )
     if state == ExtentState.RESERVED:
-        _settle_reserved(core, segment, chunk, slot, record if same else None, record)
+        _settle_reserved(core, chunk, slot, record if same else None, record)
     elif state == ExtentState.SEALED and not same:
         leased_until_s = drop_copy(core, segment, chunk, slot)
         segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
@@ -219,12 +219,7 @@ def _settle(core: Core, segment: Segment, chunk: Chunk, slot: int, record: Recor
 
 
 def _settle_reserved(
-    core: Core,
-    segment: Segment,
-    chunk: Chunk,
-    slot: int,
-    proof: Record | None,
-    record: Record | None,
+    core: Core, chunk: Chunk, slot: int, proof: Record | None, record: Record | None
 ) -> None:
     plan = core.plans[chunk.generations[slot]]
     page = plan.page_of(chunk.key(slot))

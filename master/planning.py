@@ -17,7 +17,7 @@ from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
 from master import placing
-from master.packed import split_keys
+from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put
 from master.run import Run
 
@@ -100,7 +100,7 @@ class Planner:
                 self._refuse(first, pages, part, Outcome.PARENT_MISSING)
             return
         found = self._tree.stretches(chain.keys)
-        _check_chain(chain, found)
+        _check_chain(self._tree, chain, found)
         for stretch in found:
             self._core.touch(stretch.run)
         plans: list[Plan] = []
@@ -225,8 +225,10 @@ class Planner:
             run.expires_s = max(run.expires_s, core.now + run.ttl_s)
 
 
-def _check_chain(chain: PutChain, found: list[Stretch]) -> None:
+def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:
     """Raise BadValue unless the chain's pages hang together as those in the tree do."""
+    if index_of(chain.keys, tree.missing_above(chain.parent)) != NOT_THERE:
+        raise BadValue("chains", chain.parent, "a parent that does not hang below the chain")
     known = 0
     for stretch in found:
         at = stretch.first * KEY_BYTES

@@ -173,3 +173,38 @@ def test_a_parent_that_contradicts_the_tree_is_fenced(rig: Rig, space: OpenedNam
     rig.pass_time(GRACE_S + 1.0)
     assert again.probe(keys) == b"\1" * 4
     assert 8 * PAGE not in worker.records
+
+
+def test_pages_that_claim_to_be_their_own_ancestors_are_fenced(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    # Parents in records are what writers said; a loop of them would never end.
+    keys = chain(1, 4)
+    space.put(keys)
+    records = rig.workers["w1"].records
+    records[0] = msgspec.structs.replace(records[0], parent=PageKey(keys[-32:]))
+    lonely = chain(2, 1)
+    space.put(lonely)
+    (at,) = (offset for offset, record in records.items() if record.key == lonely)
+    records[at] = msgspec.structs.replace(records[at], parent=PageKey(lonely))
+    again = takeover(rig)
+    rig.workers["w1"].join()
+    assert again.probe(keys + lonely) == b"\1\1\1\0\0"
+    rig.pass_time(GRACE_S + 1.0)
+    assert sorted(records) == [0, PAGE, 2 * PAGE]
+
+
+def test_a_page_listed_twice_in_one_chain_is_taken_in_once(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    keys = chain(1, 3)
+    space.put(keys)
+    records = rig.workers["w1"].records
+    records[3 * PAGE] = msgspec.structs.replace(
+        records[0], offset=3 * PAGE, parent=PageKey(keys[-32:])
+    )
+    again = takeover(rig)
+    rig.workers["w1"].join()
+    assert again.probe(keys) == b"\1\1\1"
+    rig.pass_time(GRACE_S + 1.0)
+    assert sorted(records) == [0, PAGE, 2 * PAGE]

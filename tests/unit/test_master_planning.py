@@ -259,3 +259,25 @@ def test_only_the_tenants_own_engines_put(rig: Rig, space: OpenedNamespace) -> N
     assert failure(space.begin(KEYS, session=worker)).code == "access_denied"
     operator = rig.open("operator", "", "admin")
     assert isinstance(space.begin(KEYS, session=operator), PutPlans)
+
+
+def test_a_page_cannot_be_put_below_its_own_descendants(rig: Rig, space: OpenedNamespace) -> None:
+    # Whose parent is not in the pool: only an inventory brings such pages.
+    worker = rig.workers["w1"]
+    space.put(KEYS)
+    del worker.records[0]
+    rig.takeover(2)
+    space = rig.open_namespace()
+    worker.join()
+    assert space.probe(KEYS) == b"\0" + b"\1" * 7
+    refusal = failure(space.begin(key(0), parent=key(7)))
+    assert refusal.code == "bad_value"
+    assert "below the chain" in refusal.text
+    assert granted(space.put(key(0))) == [(0, 1, 0)]
+    assert space.probe(KEYS) == b"\1" * 8
+
+
+def test_the_roots_key_is_no_page(space: OpenedNamespace) -> None:
+    refusal = failure(space.begin(key(0) + ROOT_PARENT))
+    assert refusal.code == "bad_value"
+    assert "root" in refusal.text
