@@ -86,6 +86,18 @@ def test_a_chunk_that_is_emptied_takes_nothing_new() -> None:
     assert [chunk.size_class for chunk in allocator(rig).chunk_list] == [LARGE]
 
 
+def test_free_slots_of_a_chunk_that_is_emptied_are_not_planned() -> None:
+    rig, small, large = filled(chunks=1)
+    small.remove(chain(0, 16)[8 * 32 :])
+    rig.pass_time(0.5)
+    assert sum(small.probe(chain(0, 16))) == 8
+    rig.holds_commands = True
+    large.begin(chain(9, 1), wait=True)
+    rig.settle()
+    assert allocator(rig).bytes_in[ExtentState.FREE] == 8 * 4096
+    assert not small.plans(chain(5, 1)).spans
+
+
 def test_children_elsewhere_go_with_their_parents() -> None:
     rig = Rig()
     rig.add_worker(chunks=1)

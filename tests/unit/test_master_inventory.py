@@ -314,6 +314,25 @@ def rows_of_all(worker: FakeWorker, stop: int) -> bytes:
     return b"".join(pack_record(r) for o, r in sorted(worker.records.items()) if o < stop)
 
 
+def test_a_registration_ends_the_steps_of_the_one_before() -> None:
+    rig = Rig()
+    worker = rig.add_worker(chunks=2, chunk_bytes=64 * CHUNK)
+    space = rig.open_namespace()
+    space.put(chain(1, 1000))
+    again = takeover(rig)
+    worker.connect()
+    worker.offer()
+    rows = InventoryRows(worker.segment, 1, 0, PAGE, rows_of_all(worker, 64 * CHUNK))
+    assert worker.ask(rows) is None
+    request = rig.last_request
+    assert worker.session is not None
+    worker.register()
+    rig.settle()
+    assert rig.reply(worker.session, request) is None
+    worker.join()
+    assert again.probe(chain(1, 1000)) == b"\1" * 1000
+
+
 def test_a_registration_ends_the_comparison_of_the_one_before(
     rig: Rig, space: OpenedNamespace
 ) -> None:

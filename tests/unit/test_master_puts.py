@@ -246,6 +246,18 @@ def test_parts_wait_for_a_holder_that_is_away_but_not_lost(rig: Rig) -> None:
     assert bytes_in(rig, ExtentState.SEALED) == 0
 
 
+def test_parts_wait_as_long_as_a_put_of_the_others_goes_on() -> None:
+    rig = Rig(Tunables(put_bytes_per_s_min=4096))
+    rig.add_worker()
+    space = rig.open_namespace(parts=2)
+    assert space.put(KEYS[:32], parts=(0,)).plan_ttl_s == 6.0
+    assert space.plans(KEYS, parts=(1,)).plan_ttl_s == 13.0
+    rig.pass_time(12.0)
+    assert bytes_in(rig, ExtentState.SEALED) == 4096
+    rig.pass_time(10.0)
+    assert bytes_in(rig, ExtentState.SEALED) == 0
+
+
 def test_later_parts_keep_earlier_ones(rig: Rig) -> None:
     space = rig.open_namespace(parts=2)
     plans = space.put(KEYS, parts=(0,))

@@ -114,6 +114,18 @@ def test_a_copy_that_was_replaced_meanwhile_stays(rig: Rig, space: OpenedNamespa
     assert rig.master.core.counters["pages_corrupt"] == 0
 
 
+def test_another_page_in_the_same_place_stays(rig: Rig, space: OpenedNamespace) -> None:
+    rig.ask(rig.engine, suspect(space))
+    check = rig.commands.pop(0)
+    rig.holds_commands = False
+    space.remove(KEYS)
+    rig.pass_time(limits.LEASE_TTL_S + 1.0)
+    space.put(chain(5, 4))
+    assert sorted(rig.workers["w1"].records) == [0, 4096, 2 * 4096, 3 * 4096]
+    rig.send(CommandAnswered(check.command, ExtentsConfirmed(1, bytes([Outcome.CHECKSUM]))))
+    assert space.probe(chain(5, 4)) == b"\1" * 4
+
+
 def test_a_worker_that_goes_is_asked_no_more(rig: Rig, space: OpenedNamespace) -> None:
     rig.ask(rig.engine, suspect(space))
     check = rig.commands.pop(0)
