@@ -1,14 +1,9 @@
-"""Tiers, extents, and the life of an extent as the master sees it (a table, drawn in the docs)."""
+"""Tiers, and the life of an extent as the master sees it (a table, drawn in the docs)."""
 
 from __future__ import annotations
 
 from enum import Enum, IntEnum, StrEnum
 from typing import Final
-
-import msgspec
-
-from kvstore.errors import IllegalTransition
-from kvstore.ids import Generation, Incarnation, SegmentId
 
 
 class Tier(StrEnum):
@@ -17,16 +12,6 @@ class Tier(StrEnum):
     HBM = "hbm"
     DRAM = "dram"
     NVME = "nvme"
-
-
-class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """The place of one replica of one part. Offset and size in bytes of the payload area."""
-
-    segment: SegmentId
-    incarnation: Incarnation
-    offset: int
-    size_bytes: int
-    generation: Generation
 
 
 class ExtentState(IntEnum):
@@ -68,11 +53,3 @@ EXTENT_TRANSITIONS: Final[dict[tuple[ExtentState, ExtentEvent], ExtentState]] = 
     (ExtentState.FREE, ExtentEvent.ADOPTED): ExtentState.SEALED,
     (ExtentState.FREE, ExtentEvent.UNACCOUNTED): ExtentState.QUARANTINED,
 }
-
-
-def next_extent_state(state: ExtentState, event: ExtentEvent, subject: str) -> ExtentState:
-    """The state after `event`; IllegalTransition, naming `subject`, when the table has none."""
-    after = EXTENT_TRANSITIONS.get((state, event))
-    if after is None:
-        raise IllegalTransition(subject, state.name, event.value)
-    return after

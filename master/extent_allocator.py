@@ -140,10 +140,6 @@ class ExtentAllocator:
             return True
         return self.frame_map.has(self.geometry.chunk_frames(size_class))
 
-    def open_slots(self, size_class: int) -> int:
-        """Free slots in the chunks of this class."""
-        return sum(chunk.free for chunk in self._open.get(size_class, {}).values())
-
     def plan(self, size_class: int, generation: int, namespace: int, keys: bytes) -> list[Span]:
         """Reserve extents for as many of the leading `keys` as there is room for, in that order."""
         spans: list[Span] = []

@@ -17,7 +17,7 @@ assert LENGTHS[-1] == FRAMES_PER_CHUNK
 class FrameMap:
     """Free pieces by length; every frame is in at most one of them."""
 
-    __slots__ = ("_free", "free_frames")
+    __slots__ = ("_free",)
 
     def __init__(self, frames: int) -> None:
         """Start with all `frames` free; a multiple of the largest piece."""
@@ -27,7 +27,6 @@ class FrameMap:
         self._free[FRAMES_PER_CHUNK] = dict.fromkeys(
             range(frames - FRAMES_PER_CHUNK, -1, -FRAMES_PER_CHUNK)
         )
-        self.free_frames = frames
 
     def has(self, length: int) -> bool:
         """Whether `take(length)` would give a piece."""
@@ -39,7 +38,6 @@ class FrameMap:
             if held >= length and self._free[held]:
                 first, _ = self._free[held].popitem()
                 self._give_rest(first, held, first, length)
-                self.free_frames -= length
                 return first
         return None
 
@@ -50,7 +48,6 @@ class FrameMap:
             if held >= length and start in self._free[held]:
                 del self._free[held][start]
                 self._give_rest(start, held, first, length)
-                self.free_frames -= length
                 return True
         return False
 
@@ -64,7 +61,6 @@ class FrameMap:
 
     def give(self, first: int, length: int) -> None:
         """Give a piece back, joined with free neighbours."""
-        self.free_frames += length
         while length < FRAMES_PER_CHUNK:
             buddy = first ^ length
             if buddy not in self._free[length]:

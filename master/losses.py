@@ -48,7 +48,6 @@ def detach_segment(core: Core, segment: Segment) -> None:
 def lose_segment(core: Core, segment: Segment) -> None:
     """Its copies are misses from now on, its open plans fail."""
     segment.state, segment.readable = SegmentState.LOST, False
-    segment.lost_at_s = core.now
     core.version += 1
     detach_segment(core, segment)
     fail_plans(core, segment)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WORD: Final = 8
-NO_WORD: Final = bytes(WORD)
 NOT_THERE: Final = -1
 
 

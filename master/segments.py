@@ -35,7 +35,6 @@ class Segment:
         "host",
         "id",
         "incarnation",
-        "lost_at_s",
         "orders_in_flight",
         "readable",
         "ref",
@@ -66,7 +65,6 @@ class Segment:
         """Bytes by offset of quarantined extents that wait only for a reader's lock."""
         self.free_not_before_s = 0.0
         """No extent that an inventory lists is freed before: old leases may run (I9)."""
-        self.lost_at_s = 0.0
         self.draining = False
         """Chunks are being emptied so that another class can have their frames."""
 

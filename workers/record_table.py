@@ -139,7 +139,7 @@ class RecordTable:
         """
         found = Found([])
         proven: dict[tuple[int, int], list[Record]] = {}
-        for at, record in self._records(found):
+        for at, record in self._records():
             if record is None or not self._is_in_place(record, at) or record.incarnation > known:
                 found.damaged += 1
             elif record.state is RecordState.SEALED:
@@ -154,7 +154,7 @@ class RecordTable:
         self._rewrite(found.adopted)
         return found
 
-    def _records(self, found: Found) -> Iterator[tuple[int, Record | None]]:
+    def _records(self) -> Iterator[tuple[int, Record | None]]:
         """(file offset, record or None for a damaged one) of all that are not FREE."""
         for start in self._tables_in_use():
             length = self._geometry.records_per_frame * RECORD_BYTES

@@ -6,7 +6,6 @@ pieces; the transport says how a piece's bytes reach the worker.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BufferClosed, Fenced, KVStoreError, MalformedMessage, StaleEpoch
@@ -83,8 +82,3 @@ def outcome_of_error(error: KVStoreError) -> Outcome:
     if isinstance(error, BufferClosed):
         return Outcome.SOURCE_LOST
     return Outcome.TRANSPORT
-
-
-def monotonic_deadline(timeout_s: float) -> float:
-    """The time.monotonic() moment that sockets wait for."""
-    return time.monotonic() + timeout_s
