@@ -1,6 +1,6 @@
 """Page keys: the hash chain that names a page by everything before it, and chains of them.
 
-Formula (DESIGN 4): SHA-256(tag | namespace id | parent key | u32 n | n x u32 tokens | u32 len |
+Formula: SHA-256(tag | namespace id | parent key | u32 n | n x u32 tokens | u32 len |
 extra), little-endian. Never Python's hash(), never pickle. Golden vectors: tests/unit/golden.
 """
 

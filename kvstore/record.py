@@ -1,4 +1,4 @@
-"""The record of one extent: 192 checksummed bytes beside the payload (DESIGN 3).
+"""The record of one extent: 192 checksummed bytes beside the payload.
 
 It is the worker's inventory, the proof for re-adoption, and what readers compare after the last
 byte. It names its own place, so a misdirected write shows. Written by the owning worker only.

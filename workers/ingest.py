@@ -1,4 +1,4 @@
-"""A pull carried out: lock, RESERVED record, copy, hash, SEALED record, unlock (DESIGN 3).
+"""A pull carried out: lock, RESERVED record, copy, hash, SEALED record, unlock (I3, I6b).
 
 Runs in the thread of the connection that asked. Owns the order of these steps and what undoes them;
 which extents may be pulled into was decided by `workers.state`. A `Source` brings the bytes: from a

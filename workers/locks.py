@@ -1,4 +1,4 @@
-"""The owner's side of the byte-range locks that readers of views hold (DESIGN 3).
+"""The owner's side of the byte-range locks that readers of views hold (I4, I6b).
 
 Open-file-description locks on the payload's file offsets: a reader's shared lock keeps the owner
 from overwriting, and ends with the reader however it dies. The owner's exclusive lock is held from

@@ -1,6 +1,6 @@
 """Ingest as decisions: which extents may be pulled into, which requests wait, what was sealed.
 
-A part of the worker's state machine, called by `workers.state` alone. The rules of DESIGN 3: one
+A part of the worker's state machine, called by `workers.state` alone. The rules (I4, I6, W2): one
 pull per extent and generation, a repeated Ingest joins the first or gets its result, a higher
 generation waits until the extent is not busy, a sealed extent is never a target again, and the
 client is answered only after the master acknowledged the seal. Must not know bytes or sockets.

@@ -86,7 +86,7 @@ class MappedSegment:
     def hold(self, span: ReadSpan) -> HeldSpan:
         """Lock pages, then verify them where they lie, without copying.
 
-        The lock comes before the verification (DESIGN 3). Pages that are not OK hold no lock.
+        The lock comes before the verification (I4). Pages that are not OK hold no lock.
         """
         self._touch_once()
         try:

@@ -1,6 +1,6 @@
 """A transfer engine in a child process, as its parent holds it: with deadlines, and with an end.
 
-Why a child (DESIGN 2): the engine waits by spinning, cannot cancel and gives up after 30 s; what
+Why a child: the engine waits by spinning, cannot cancel and gives up after 30 s; what
 it was told to move may arrive later still. Ending the process is the one fence there is, and
 reading from a child costs nothing measurable beside it (benchmarks/results). Workers and clients
 use the same child; what is mapped and served differs.

@@ -2,7 +2,7 @@
 
 Locks belong to an open file description, and unlocking a range unlocks it for all of this
 process, so views are counted per extent: nested views of one page share its lock. Freed by the
-kernel when the process dies. Every descriptor is this session's own (DESIGN 3).
+kernel when the process dies. Every descriptor is this session's own.
 """
 
 from __future__ import annotations

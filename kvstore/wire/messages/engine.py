@@ -1,8 +1,8 @@
 """A process and its own transfer-engine child, over a socket pair: never on a network.
 
-The child keeps the engine at arm's length (DESIGN 2): it can be ended, the engine cannot. Requests
-are answered in order, one at a time. An answer of Failure to EnginePull leaves it open whether
-bytes still arrive: the asker ends the child before it uses the memory again.
+The child keeps the engine at arm's length: it can be ended, the engine cannot. Requests are
+answered in order, one at a time. An answer of Failure to EnginePull leaves it open whether bytes
+still arrive: the asker ends the child before it uses the memory again.
 """
 
 from __future__ import annotations
