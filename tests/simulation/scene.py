@@ -13,6 +13,7 @@ from kvstore.client.locations import Query, lookup_steps, match_steps, probe_ste
 from kvstore.client.reads import ReadRequest, read_steps
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.page import PageChain
+from kvstore.wire.messages.membership import ExtentsConfirmed
 from tests.simulation import master_view
 from tests.simulation.client_moves import Put, Read, View, rank_for
 from tests.simulation.options import CALM
@@ -69,6 +70,7 @@ class Scene:
         self.simulation = Simulation(1, options)
         self.world = self.simulation.world
         self.checks = self.simulation.checks
+        self._held_messages: list[object] = []
         self.simulation.start()
         for client in self.simulation.clients.values():
             self.finish(self.start(client, client.open_namespaces()))
@@ -125,11 +127,11 @@ class Scene:
 
         def holds(sender: str, receiver: str, message: object) -> bool:
             inner = message.message if isinstance(message, Call | Answer) else message
-            return (
-                isinstance(inner, kinds)
-                and sender.startswith(source)
-                and receiver.startswith(target)
-            )
+            is_wanted = isinstance(inner, kinds) and sender.startswith(source)
+            if is_wanted and receiver.startswith(target):
+                self._held_messages.append(inner)
+                return True
+            return False
 
         self.world.holds = holds
 
@@ -137,6 +139,7 @@ class Scene:
         """Keep nothing back any more, and let go of what was kept."""
         self.world.holds = None
         held, self.world.held = self.world.held, []
+        self._held_messages.clear()
         for let_go in held:
             let_go()
 
@@ -144,6 +147,49 @@ class Scene:
         """What was kept back never arrives."""
         self.world.holds = None
         self.world.held = []
+        self._held_messages.clear()
+
+    def held_messages(self, kind: type) -> list[object]:
+        """Messages of a type that are kept back, oldest first."""
+        return [message for message in self._held_messages if isinstance(message, kind)]
+
+    def command(self, message: object) -> bytes:
+        """Have the first worker carry a command out, whoever may have sent it; its outcomes."""
+        answers: list[ExtentsConfirmed] = []
+
+        class Sender:
+            """Stands in for the end of a connection."""
+
+            def answer(self, number: int, reply: object) -> None:
+                """Keep the answer."""
+                assert number == 1
+                assert isinstance(reply, ExtentsConfirmed)
+                answers.append(reply)
+
+        self.worker().commanded(Sender(), 1, message)  # type: ignore[arg-type]  # all that is used of it
+        self.run(0.2)
+        return answers[0].outcomes
+
+    def settle(self) -> None:
+        """Every worker that runs is registered and compared, also those just started."""
+        self.run(0.1)
+        up = [name for name in self.simulation.workers if self.world.is_up(name)]
+
+        def is_settled() -> bool:
+            segments = [self.core.segments.get(f"{name}-dram") for name in up]
+            return all(each is not None and each.takes_puts for each in segments)
+
+        self.run_until(is_settled)
+
+    def replace_master(self) -> None:
+        """Kill the master and start the next."""
+        self.simulation.crash("master")
+        self.simulation.restart("master")
+
+    def take_over(self) -> None:
+        """Another master leads, and has compared every inventory."""
+        self.replace_master()
+        self.settle()
 
     def rest(self) -> None:
         """Nothing is left under way, and everything adds up."""

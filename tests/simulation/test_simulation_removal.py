@@ -26,14 +26,6 @@ def sealed_keys(scene: Scene, worker: int = 0) -> set[bytes]:
     return {r.key for r in memory.all_records() if r.state is RecordState.SEALED}
 
 
-def take_over(scene: Scene) -> None:
-    """The master is killed and started again; everybody finds it."""
-    scene.simulation.crash("master")
-    scene.simulation.restart("master")
-    workers = len(scene.simulation.workers)
-    scene.run_until(lambda: sum(s.takes_puts for s in scene.core.segments.values()) == workers)
-
-
 def holder_of(scene: Scene, chain: PageChain) -> str:
     """The worker that holds a chain's first page."""
     return scene.checks.history.pages[chain.key(0)].sealed[-1].segment.removesuffix("-dram")
@@ -172,7 +164,7 @@ def test_removed_and_put_again_in_the_same_segment(scene: Scene) -> None:
     scene.match(chain)  # so that the removed extents stay for a while
     scene.removed(chain)
     assert scene.stored(chain) == [Stored()] * 2
-    take_over(scene)
+    scene.take_over()
     assert scene.probe(chain) == [True] * 2
     scene.run(20.0)
     assert scene.probe(chain) == [True] * 2
@@ -188,7 +180,7 @@ def test_a_remove_ends_a_put_that_is_open(scene: Scene) -> None:
     scene.world.pause("client0")  # else it would put the pages again
     assert scene.removed(chain, client=1) == [True] * 2
     scene.lose_held()
-    take_over(scene)
+    scene.take_over()
     assert scene.probe(chain, client=1) == [False] * 2
     scene.simulation.crash("client0")
 
@@ -214,7 +206,7 @@ def test_a_page_that_had_expired_does_not_return_after_its_removal(scene: Scene)
     assert sealed_keys(scene) == set(chain)
     scene.removed(chain.slice(0, 1))
     scene.lose_held()
-    take_over(scene)
+    scene.take_over()
     assert scene.probe(chain) == [False, True]
 
 
@@ -229,7 +221,7 @@ def test_the_parts_of_a_removed_page_come_free_in_any_order(make_scene: MakeScen
     scene.lose_held()
     scene.simulation.restart("worker0")
     scene.finish(removal)
-    take_over(scene)
+    scene.take_over()
     assert scene.probe(chain, namespace=HALVES) == [False] * 2
     scene.run(15.0)
     assert not len(scene.core.tombstones)
