@@ -268,6 +268,12 @@ class Tree:
             holder = pages.get(key)
             if holder is not None and holder.last_key != key:
                 raise InvariantBroken("I16: something hangs below the middle of a run")
+        reached, below = 0, [run for run in runs if run.parent not in pages]
+        while below:
+            reached += 1
+            below += self.children(below.pop())
+        if reached != len(runs):
+            raise InvariantBroken("I16: pages are their own ancestors")
         for run in runs:
             self._check_run(run)
 

@@ -364,3 +364,15 @@ def test_faults_are_found(spoil: str) -> None:
     leaf.mask_version = NEVER
     with pytest.raises(InvariantBroken, match="I16"):
         tree.check()
+
+
+def test_a_loop_of_parents_is_foreseen_and_found() -> None:
+    tree = small_tree()
+    above = chain(3, 1)
+    (trunk,) = filled(tree, chain(1, 4), parent=above)
+    assert tree.missing_above(trunk.last_key) == above
+    assert tree.missing_above(chain(5, 1)) == chain(5, 1)
+    tree.check()
+    filled(tree, above, parent=trunk.last_key)
+    with pytest.raises(InvariantBroken, match="I16: pages are their own ancestors"):
+        tree.check()
