@@ -284,6 +284,7 @@ class DataSession:
             action = self._mailbox.get_nowait()
             if isinstance(action, StartPull):
                 self._service.dispatch(never_started(action), self)
+                self._service.pulls.end(action.pull)
         while self._reports:
             call, sent = self._reports.popleft()
             reply = None if sent is None else self._service.line.finish(sent)

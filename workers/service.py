@@ -156,9 +156,13 @@ class Service:
         """FREE records first, so that no reader can begin; then see whether one still holds."""
         segment, outcomes = self.segments[extents.segment], bytearray()
         for stretch in extents.stretches:
-            segment.records.write_free(stretch, extents.size_class)
-            granted = segment.locks.try_lock(stretch, extents.size_class)
-            segment.locks.unlock(stretch, extents.size_class)
+            try:
+                segment.records.write_free(stretch, extents.size_class)
+                granted = segment.locks.try_lock(stretch, extents.size_class)
+                segment.locks.unlock(stretch, extents.size_class)
+            except OSError:  # a system out of locks: not confirmed, so the master asks again
+                LOG.exception("%s: not freed", segment.id)
+                granted = bytes(stretch.count)
             outcomes += bytes(Outcome.OK if each else Outcome.BUSY for each in granted)
         return bytes(outcomes)
 

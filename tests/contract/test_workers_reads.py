@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -110,3 +111,20 @@ def test_a_flipped_byte_is_found_by_a_check(rig: Rig) -> None:
     answer = rig.leader.command(order(CheckExtents, rig, (*OFFSETS, 3 * PAGE)))
     want = bytes((0, Outcome.CHECKSUM, 0, 0, Outcome.STALE))
     assert answer == ExtentsConfirmed(EPOCH, want)
+
+
+def test_an_extent_that_cannot_be_locked_is_not_confirmed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(OFFSETS)
+    with rig.client() as client:
+        client.ingest(pages)
+
+    def out_of_locks(*_: object) -> bytes:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.segment.locks, "try_lock", out_of_locks)
+        busy = bytes((Outcome.BUSY,)) * len(OFFSETS)
+        assert rig.leader.command(order(FreeExtents, rig)) == ExtentsConfirmed(EPOCH, busy)
+    assert rig.leader.command(order(FreeExtents, rig)) == ExtentsConfirmed(EPOCH, bytes(4))
