@@ -1,7 +1,7 @@
-"""Every bound and default, in one place, with the relations between them.
+"""The bounds and defaults that peers, users and operators meet, with the relations between them.
 
-A queue, table, message or wait without a bound here is a defect. The same table stands in
-ARCHITECTURE.md, and a test compares the two.
+A queue, table, message or wait without a bound is a defect; those of one module alone are
+constants at its head. The same table stands in ARCHITECTURE.md, and a test compares the two.
 """
 
 from __future__ import annotations
