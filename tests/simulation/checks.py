@@ -8,43 +8,25 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvstore.errors import InvariantBroken
-from kvstore.ids import epoch_of
-from kvstore.record import RecordState
-from kvstore.replica import ExtentState
-from kvstore.segment import size_class_of
-from kvstore.wire.messages.hello import Failure
+from kvstore.limits import LEASE_MARGIN_S
 from kvstore.wire.messages.membership import FenceExtents, FreeExtents, RetireExtents
-from kvstore.wire.messages.puts import PutPlans
-from kvstore.wire.messages.reads import (
-    LeaseRenewed,
-    Located,
-    LocatedCopy,
-    Lookup,
-    MatchPrefix,
-    Probe,
-    Probed,
-    RenewLease,
-)
 from master.events import Event as MasterEvent
 from master.events import Request, Tick
-from tests.simulation import master_view
+from tests.simulation.answers import Answers
 from tests.simulation.history import History
-from tests.simulation.leases import Lease, LeaseBook
-from tests.simulation.pages import keys_of, page_bytes, version_of
+from tests.simulation.leases import LeaseBook
+from tests.simulation.pages import page_bytes, version_of
 from workers import events as worker_events
 
 if TYPE_CHECKING:
-    from kvstore.ids import Generation
     from kvstore.namespace import Namespace
     from kvstore.record import Record
     from kvstore.transfer.transport import ReadSpan
     from kvstore.wire.messages.base import Message
-    from kvstore.wire.messages.common import SegmentRef
     from kvstore.wire.messages.namespaces import NamespaceOpened
-    from tests.simulation.history import Place
     from tests.simulation.memory import SegmentMemory
     from tests.simulation.options import Options
     from tests.simulation.sim_client import SimClient
@@ -52,15 +34,6 @@ if TYPE_CHECKING:
     from tests.simulation.sim_worker import SimWorker
     from tests.simulation.world import World
     from workers.record_table import Found
-
-FAILURES_EXPECTED: Final = frozenset(("unavailable", "out_of_space", "deadline_exceeded"))
-"""What a master may answer to requests that are right."""
-WORKER_FAILURES_EXPECTED: Final = FAILURES_EXPECTED | {"bad_value", "access_denied"}
-"""A worker's messages may be overtaken by its own new registration."""
-
-
-LATE_REMOVE_S: Final = 30.0
-"""A remove may still be on its way when its caller has given up on it."""
 
 
 class Violation(InvariantBroken):
@@ -89,8 +62,8 @@ class Checks:
         """The last order about (segment, offset, generation)."""
         self.registrations: dict[str, float] = defaultdict(float)
         """When each segment was last lost or registered."""
+        self.answers = Answers(self)
         self._ordinals: dict[bytes, int] = {}
-        self._generations: dict[int, tuple[object, ...]] = {}
         self._last_epoch = 0
 
     def fail(self, invariant: str, text: str) -> None:
@@ -112,74 +85,11 @@ class Checks:
         elif not isinstance(event, Tick):
             self.world.note(f"master <- {type(event).__name__}")
 
-    def master_handled(self, master: SimMaster) -> None:
-        """Something was handled."""
-
     def master_replies(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
-        match asked, reply:
-            case (MatchPrefix() | Lookup(), Located()):
-                self._located(master, asked, reply)
-            case (Probe(), Probed()):
-                self._probed(master, asked, reply)
-            case (RenewLease(), LeaseRenewed()):
-                self._renewed(master, asked, reply)
-            case (_, PutPlans()):
-                self._planned(master, reply)
-            case (_, Failure(code, text)):
-                self.world.note(f"master -> {code}: {text}")
-                if code not in WORKER_FAILURES_EXPECTED:
-                    self.fail("I20", f"{type(asked).__name__} was answered {code}: {text}")
-        if type(asked).__name__ == "RegisterWorker":
-            for offer in getattr(asked, "segments", ()):
-                self.registrations[offer.segment] = self.world.now
+        self.answers.check(master, asked, reply)
 
-    def _located(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
-        keys = keys_of(asked.keys)
-        covered: set[int] = set()
-        for run in reply.runs:
-            pages = range(run.first, run.first + run.count)
-            covered.update(pages)
-            for copy in run.copies:
-                ref = reply.segments[copy.segment]
-                self._copy_is_true(ref, copy, [keys[page] for page in pages])
-                if asked.lease:
-                    self._lease(ref, copy, [keys[page] for page in pages], reply.lease_ttl_s)
-            wanted = set(asked.parts or master_view.parts(master, asked.namespace))
-            if {copy.part for copy in run.copies} != wanted:
-                self.fail("I15", f"pages {pages} with parts of {wanted} missing")
-        if isinstance(asked, MatchPrefix) and covered != set(range(len(covered))):
-            self.fail("I16", f"a prefix of {sorted(covered)}")
-        self.world.counts["pages located"] += len(covered)
-        self._explain_misses(master, asked.namespace, keys, covered, isinstance(asked, MatchPrefix))
-
-    def _copy_is_true(self, ref: SegmentRef, copy: LocatedCopy, keys: list[bytes]) -> None:
-        """I3: what a lookup returns is sealed, and holds the right bytes; I29: and not removed."""
-        memory = self.memories[ref.segment]
-        for key, offset, generation in zip(
-            keys, array("Q", copy.offsets), array("Q", copy.generations), strict=True
-        ):
-            self._not_removed(key, generation, "is located")
-            if memory.incarnation != ref.incarnation:
-                continue  # the master cannot know yet that this life is over
-            if offset in memory.damaged:
-                continue
-            record = memory.record(offset, size_class_of(copy.part_bytes))
-            if (
-                record is None
-                or record.state is not RecordState.SEALED
-                or (record.key, record.part, record.generation) != (key, copy.part, generation)
-            ):
-                self.fail(
-                    "I3", f"{ref.segment}+{offset} is located as {key[:4].hex()} generation "
-                    f"{generation:#x}, but holds {record}"
-                )  # fmt: skip
-            else:
-                self.holds_right_bytes(memory, record)
-
-    def _not_removed(self, key: bytes, generation: int, what: str) -> None:
-        if generation <= self.history.pages[key].removed_up_to:
-            self.fail("I29", f"{key[:4].hex()} generation {generation:#x} {what} after its removal")
+    # --- bytes ------------------------------------------------------------------------------
 
     def holds_right_bytes(self, memory: SegmentMemory, record: Record) -> None:
         """I4: what is sealed is what its writer had."""
@@ -196,129 +106,6 @@ class Checks:
         return version in self.history.pages[key].versions and data == page_bytes(
             key, part, len(data), version
         )
-
-    def _lease(self, ref: SegmentRef, copy: LocatedCopy, keys: list[bytes], ttl_s: float) -> None:
-        until_s = self.world.now + ttl_s
-        life = (ref.segment, ref.incarnation)
-        for key, offset, generation in zip(
-            keys, array("Q", copy.offsets), array("Q", copy.generations), strict=True
-        ):
-            self.leases.grant(life, key, Lease(offset, copy.part_bytes, generation, until_s))
-
-    def _renewed(self, master: SimMaster, asked: RenewLease, reply: LeaseRenewed) -> None:
-        del master
-        for key, generation, is_renewed in zip(
-            keys_of(asked.keys), array("Q", asked.generations), reply.renewed, strict=True
-        ):
-            if is_renewed:
-                self._not_removed(key, generation, "is leased again")
-                self.leases.renew(key, generation, self.world.now + reply.lease_ttl_s)
-
-    def _probed(self, master: SimMaster, asked: Probe, reply: Probed) -> None:
-        keys = keys_of(asked.keys)
-        found = {page for page, flag in enumerate(reply.present) if flag}
-        for page in found:
-            for place in master_view.readable_copies(master, asked.namespace, keys[page]):
-                self._not_removed(keys[page], place.generation, "is probed")
-        self._explain_misses(master, asked.namespace, keys, found, prefix=False)
-
-    def _explain_misses(
-        self, master: SimMaster, namespace: bytes, keys: list[bytes], found: set[int], prefix: bool
-    ) -> None:
-        """I13: a page that was stored and is not found has gone for a reason that is counted."""
-        for page, key in enumerate(keys):
-            if page in found:
-                continue
-            if self.history.pages[key].stored_s is not None:
-                reason = self._why_missing(master, namespace, key)
-                if reason is None:
-                    self.fail("I13", f"{key[:4].hex()} was stored, and is missing for no reason")
-                else:
-                    self.world.counts[f"missing: {reason}"] += 1
-            if prefix:
-                return
-
-    def _why_missing(self, master: SimMaster, namespace: bytes, key: bytes) -> str | None:
-        past = self.history.pages[key]
-        assert past.stored_s is not None
-        if past.remove_began_s > past.stored_s - LATE_REMOVE_S:
-            return "removed"
-        for part in master_view.parts(master, namespace):
-            places = [place for place in past.sealed if place.part == part]
-            if any(self._is_readable_at(master, place) for place in places):
-                continue
-            known = [place for place in places if not self._is_unreported(master, place)]
-            return self._why_part_missing(master, (known or places)[-1])
-        return None
-
-    def _is_readable_at(self, master: SimMaster, place: Place) -> bool:
-        is_sealed = master_view.state_of(master, place) == ExtentState.SEALED.name
-        return is_sealed and master_view.is_readable(master, place.segment)
-
-    def _is_unreported(self, master: SimMaster, place: Place) -> bool:
-        """Whether the seal was not acknowledged: then nobody was told of it either."""
-        unacknowledged = (ExtentState.RESERVED.name, ExtentState.QUARANTINED.name)
-        return master_view.state_of(master, place) in unacknowledged
-
-    def _why_part_missing(self, master: SimMaster, place: Place) -> str | None:
-        order = self.orders.get((place.segment, place.offset, place.generation))
-        if order is not None:
-            return order
-        if master_view.state_of(master, place) == ExtentState.RETIRED.name:
-            return "retired"
-        if self.registrations[place.segment] >= place.at_s:
-            return "its worker was away"
-        if not master_view.is_readable(master, place.segment):
-            return "its worker is away"
-        return None
-
-    def _planned(self, master: SimMaster, reply: PutPlans) -> None:
-        """I5, I6, I9: what is planned is free, fenced and not leased."""
-        for span in reply.spans:
-            ref = reply.segments[span.segment]
-            place = (ref.segment, ref.incarnation, span.part, span.offsets)
-            known = self._generations.setdefault(span.generation, place)
-            if known is not place:
-                if known != place:
-                    self.fail("I6", f"generation {span.generation:#x} is given out twice")
-                continue  # the answer to a repeated request: some of it may be fenced by now
-            if epoch_of(_generation(span.generation)) != master.epoch:
-                self.fail("I10", f"generation {span.generation:#x} in epoch {master.epoch}")
-            for offset in array("Q", span.offsets):
-                size_class = master_view.size_class_at(master, ref.segment, offset)
-                self._may_be_planned(ref, offset, size_class, span.generation)
-
-    def _may_be_planned(
-        self, ref: SegmentRef, offset: int, size_class: int, generation: int
-    ) -> None:
-        memory = self.memories[ref.segment]
-        if memory.incarnation != ref.incarnation:
-            return
-        lease = self.leases.unreleased(
-            (ref.segment, ref.incarnation), offset, size_class, self.world.now
-        )
-        if (
-            lease is not None
-            and lease.generation != generation
-            and lease.offset not in memory.damaged  # no reader can verify it anyway
-        ):
-            self.fail("I9", f"{ref.segment}+{offset} is planned under {lease}")
-        for record in memory.all_records():
-            overlaps = record.offset < offset + size_class and (
-                offset < record.offset + record.size_class
-            )
-            if overlaps and record.generation != generation:
-                self.fail("I5", f"{ref.segment}+{offset} is planned over {record}")
-        worker = self.workers[ref.worker]
-        for pull in worker.pulls.values():
-            if pull.message.segment != ref.segment or pull.message.generation == generation:
-                continue
-            for at, size in pull.targets():
-                if at < offset + size_class and offset < at + size:
-                    self.fail(
-                        "I6", f"{ref.segment}+{offset} is planned while pull {pull.number} of "
-                        f"generation {pull.message.generation:#x} runs there"
-                    )  # fmt: skip
 
     def master_commands(self, master: SimMaster, message: Message) -> None:
         """The master tells a worker something."""
@@ -404,6 +191,12 @@ class Checks:
         """Everything that it held must go."""
         self.dead_owners[client.token] = self.world.now
 
+    def taken(self, life: tuple[str, int], offset: int, generation: int, at_s: float) -> None:
+        """I9: a leased hit was decided on before the last moment that any lease allows."""
+        lease = self.leases.of(life, offset, generation)
+        if lease is not None and at_s >= lease.until_s - LEASE_MARGIN_S:
+            self.fail("I9", f"a hit {at_s - lease.until_s:.3f} s after the end of {lease}")
+
     def delivered(self, key: bytes, part: int, data: bytes | memoryview) -> None:
         """I1: a hit was handed to a caller."""
         self.world.counts["pages read"] += 1
@@ -415,7 +208,3 @@ class Checks:
         self.world.counts["pages missed"] += 1
         if any(data):
             self.fail("I8", f"a miss of {key[:4].hex()} left bytes behind")
-
-
-def _generation(value: int) -> Generation:
-    return value  # type: ignore[return-value]  # packed columns hold plain integers

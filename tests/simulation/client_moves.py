@@ -182,6 +182,8 @@ class Read:
         """The buffer starts as zeros."""
         self._client = client
         self.into = bytearray(size)
+        self.taken: dict[int, tuple[tuple[str, int], int, int, float]] = {}
+        """(life of the segment, offset, generation, when) of what came last, by place."""
 
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> Steps[list[bytes]]:
         """A read puts nothing."""
@@ -204,6 +206,11 @@ class Read:
                 outcomes = yield from self._fetch(span, deadline_s - client.world.now)
             self.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], span.part_bytes)
             results.append(outcomes)
+        for span in spans:
+            life = (span.segment.segment, span.segment.incarnation)
+            columns = zip(array("Q", span.offsets), array("Q", span.generations), strict=True)
+            for place, (offset, generation) in zip(span.places, columns, strict=True):
+                self.taken[place] = (life, offset, generation, client.world.now)
         return results
 
     def _copy(self, span: ReadSpan) -> Steps[bytes]:
@@ -247,10 +254,16 @@ class Read:
         ):
             place = span.places[i]
             self.into[place : place + size] = reply.pages[i]
-            found = payload_checksum(reply.pages[i], key, span.part)
-            if outcomes[i] == Outcome.OK and found != checksum:
+            if outcomes[i] == Outcome.OK and not has_checksum(
+                reply.pages[i], key, span.part, checksum
+            ):
                 outcomes[i] = Outcome.CHECKSUM
         return bytes(outcomes)
+
+
+def has_checksum(data: bytes | memoryview, key: bytes, part: int, checksum: int) -> bool:
+    """Whether these bytes are what the writer hashed."""
+    return payload_checksum(data, key, part) == checksum
 
 
 def memory_of(client: SimClient, span: ReadSpan) -> SegmentMemory:
@@ -266,7 +279,7 @@ def verified(
     """What kvstore.transfer.mapped_segment says of a page: checksum, and last the record (I8)."""
     key = keys_of(span.keys)[i]
     offset, generation = array("Q", span.offsets)[i], array("Q", span.generations)[i]
-    matches = payload_checksum(data, key, span.part) == array("Q", span.checksums)[i]
+    matches = has_checksum(data, key, span.part, array("Q", span.checksums)[i])
     row = memory.records.read(offset, size_class_of(span.part_bytes))
     if not is_sealed_as(row, key, span.part, generation, span.segment.incarnation):
         return Outcome.STALE

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.limits import LEASE_MARGIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+KEPT_S: Final = 15.0
+"""How long a lease that has ended is remembered: longer than any read that began under it."""
 
 
 @dataclass
@@ -36,6 +39,10 @@ class LeaseBook:
         held = self._by_life[life].setdefault((lease.offset, lease.generation), lease)
         held.until_s = max(held.until_s, lease.until_s)
         self._by_page[key, lease.generation] = held
+
+    def of(self, life: tuple[str, int], offset: int, generation: int) -> Lease | None:
+        """The newest lease of an extent."""
+        return self._by_life[life].get((offset, generation))
 
     def renew(self, key: bytes, generation: int, until_s: float) -> None:
         """A renewal was answered with yes."""
@@ -65,8 +72,8 @@ class LeaseBook:
     def forget_ended(self, now: float) -> None:
         """Drop what is long over, to stay small."""
         for leases in self._by_life.values():
-            for place in [p for p, each in leases.items() if each.until_s + 1.0 < now]:
+            for place in [p for p, each in leases.items() if each.until_s + KEPT_S < now]:
                 del leases[place]
-        pages = [p for p, each in self._by_page.items() if each.until_s + 1.0 < now]
+        pages = [p for p, each in self._by_page.items() if each.until_s + KEPT_S < now]
         for page in pages:
             del self._by_page[page]

@@ -93,7 +93,6 @@ class SimMaster:
         actions = core.handle(event, self.world.now)
         for action in actions:
             self._check(action)
-        self.checks.master_handled(self)
         for action in actions:
             self._carry_out(action)
         self._set_alarm()

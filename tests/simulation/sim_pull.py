@@ -178,8 +178,8 @@ class PullRun:
             self.memory.payload[each.offset + start : each.offset + stop] = data
             yield self.worker.copy_delay_s()
         place = self.memory.payload[each.offset : each.offset + message.part_bytes]
-        found = payload_checksum(place, self._keys[page], message.part)
-        return Outcome.OK if found == self._checksums[page] else Outcome.CHECKSUM
+        matches = has_checksum(place, self._keys[page], message.part, self._checksums[page])
+        return Outcome.OK if matches else Outcome.CHECKSUM
 
     def _piece(self, page: int, start: int, stop: int) -> Steps[bytes | None]:
         """The next bytes from the source; None when it is gone or the pull is cancelled."""
@@ -199,6 +199,11 @@ class PullRun:
             self._news = Signal()
             yield from wait(world, self.worker.name, self._news, 0.5, False)
         return self.arrived.get((page, start))
+
+
+def has_checksum(data: memoryview, key: bytes, part: int, checksum: int) -> bool:
+    """Whether an extent holds what the writer hashed."""
+    return payload_checksum(data, key, part) == checksum
 
 
 def _single(stretch: Stretch, i: int, size_class: int) -> Stretch:

@@ -213,6 +213,8 @@ class Caller:
             key, data = found.chain.key(page), bytes(moves.into[place : place + size])
             if isinstance(outcome, Hit):
                 self.checks.delivered(key, request.part, data)
+                if found.pieces[0].deadline_s is not None:
+                    self.checks.taken(*moves.taken[place])
             else:
                 self.world.counts[f"miss: {outcome.reason.value}"] += 1
                 self.checks.withheld(key, data)
