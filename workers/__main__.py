@@ -1,27 +1,18 @@
-"""The program `kvharbor-worker`: options, configuration, and how errors end it."""
+"""The program `kvharbor-worker`: its options and configuration."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import os
-import sys
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvstore.config import ClusterConfig, Sources, read_file
-from kvstore.errors import InvariantBroken, KVStoreError
-from kvstore.exit_codes import ExitCode, exit_code_of
-from kvstore.origin import require_one_origin
+from kvstore.config import ClusterConfig
+from kvstore.startup import run_server, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM: Final = "kvharbor-worker"
-SECTIONS: Final = ("cluster", "master", "worker")
-"""What a file that all programs share may hold; a worker reads the first and the last."""
 FLAGS: Final = (
     ("--master", "HOST:PORT[,...]", "where masters listen"),
     ("--worker-id", "NAME", "names the worker and its segments"),
@@ -43,21 +34,7 @@ FLAGS: Final = (
 
 def main() -> None:
     """Run a worker; ends the process."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    try:
-        require_one_origin()
-        _run(sys.argv[1:])
-    except InvariantBroken:
-        traceback.print_exc()
-        sys.exit(ExitCode.INTERNAL)
-    except KVStoreError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        sys.exit(exit_code_of(error))
-    except Exception:  # a bug of ours, which must not look like a wrong option
-        traceback.print_exc()
-        sys.exit(ExitCode.INTERNAL)
+    run_server(PROGRAM, _run)
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -66,9 +43,7 @@ def _run(arguments: Sequence[str]) -> None:
     from workers.program import serve
 
     given = _parser().parse_args(arguments)
-    file = Path(given.config) if given.config else None
-    tables = read_file(file, SECTIONS) if file else {}
-    sources = Sources(file, tables, os.environ, vars(given))
+    sources = sources_of(given)
     cluster = sources.section(ClusterConfig, "cluster")
     config = sources.section(WorkerConfig, "worker")
     asyncio.run(serve(config, cluster))

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -21,8 +21,7 @@ from kvstore.cli.operator import Operator
 from kvstore.config import ClusterConfig, Sources, default_data_dir, read_file
 from kvstore.errors import KVStoreError
 from kvstore.exit_codes import ExitCode, exit_code_of
-
-SECTIONS: Final = ("cluster", "master", "worker")
+from kvstore.startup import SECTIONS
 
 app = typer.Typer(
     name="kvharbor",
