@@ -69,6 +69,8 @@ class Planner:
         self._message = message
         self._segments: dict[Segment, int] = {}
         self._open: dict[int, list[Segment]] = {}
+        self._is_cut = False
+        """Whether the chain being planned found no room for its rest."""
         self._spans: list[PlanSpan] = []
         self._present: list[PageRange] = []
         self._refused: list[RefusedRange] = []
@@ -104,6 +106,7 @@ class Planner:
         for stretch in found:
             self._core.touch(stretch.run)
         plans: list[Plan] = []
+        self._is_cut = False
         for part, part_bytes in zip(self._message.parts, self._message.part_bytes, strict=True):
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
@@ -111,6 +114,20 @@ class Planner:
             self._make_nodes(chain, found, granted)
             for plan in plans:
                 self._attach(plan)
+        if self._is_cut and self._message.wait:
+            self._keep_end(chain)
+
+    def _keep_end(self, chain: PutChain) -> None:
+        """Lease the last page of the chain that is in the tree, while its rest waits for room.
+
+        It has no child yet: the victims for the rest would be the pages that the rest hangs on.
+        """
+        found = self._tree.stretches(chain.keys)
+        run = found[-1].run if found else self._tree.get(chain.parent)
+        if run is not None:
+            core = self._core
+            until_s = min(core.now + self._message.timeout_s, core.lease_end_s())
+            run.leased_until_s = max(run.leased_until_s, until_s)
 
     def _plan_part(
         self, first: int, chain: PutChain, found: list[Stretch], part: int, part_bytes: int
@@ -186,6 +203,7 @@ class Planner:
         return PlanSpan(start, len(plan), plan.part, index, plan.generation, plan.offsets)
 
     def _no_room(self, first: int, count: int, part: int, part_bytes: int) -> None:
+        self._is_cut = True
         size_class = size_class_of(part_bytes)
         reason = placing.refusal(self._core, size_class)
         self._refuse(first, count, part, reason)

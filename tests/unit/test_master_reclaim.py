@@ -164,6 +164,27 @@ def test_room_is_made_for_a_put_that_waits() -> None:
     assert space.probe(chain(1, 16)) == b"\1" * 12 + bytes(4)
 
 
+def test_the_beginning_of_a_chain_makes_no_room_for_its_rest() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    old, new = chain(1, 12), chain(2, 8)
+    space.put(old)
+    for _ in range(20):  # hotter than what is new
+        rig.pass_time(0.1)
+        space.match(old, lease=False)
+    plans = space.begin(new, wait=True)
+    assert isinstance(plans, PutPlans)
+    assert sum(span.count for span in plans.spans) == 4
+    space.report(space.write(plans, new))
+    rig.settle()
+    assert space.probe(new) == b"\1" * 4 + bytes(4)
+    rest = space.begin(new[4 * 32 :], parent=new[3 * 32 : 4 * 32], wait=True)
+    assert isinstance(rest, PutPlans), rest
+    assert sum(span.count for span in rest.spans) == 4
+    space.report(space.write(rest, new[4 * 32 :], new[3 * 32 : 4 * 32]))
+    assert space.probe(new) == b"\1" * 8
+    assert space.probe(old) == b"\1" * 8 + bytes(4)
+
+
 def test_leased_pages_make_no_room() -> None:
     rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
     space.put(chain(1, 16))
