@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import SegmentId
@@ -84,6 +85,11 @@ class Simulation:
         """Give the memory back."""
         for memory in self.checks.memories.values():
             memory.close()
+
+    def abandon(self) -> None:
+        """Give the memory back after a failure, as far as no view of it is in some traceback."""
+        with contextlib.suppress(BufferError):
+            self.close()
 
     # --- processes --------------------------------------------------------------------------
 

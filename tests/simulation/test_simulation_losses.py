@@ -215,19 +215,13 @@ def test_a_lost_workers_extents_leave_all_counts(make_scene: MakeScene) -> None:
 def test_a_command_for_another_life_is_refused(scene: Scene) -> None:
     chain = scene.chain(2)
     scene.stored(chain)
-    scene.hold(FreeExtents)
-    scene.removed(chain)
-    scene.run(0.2)
-    (free,) = scene.held_messages(FreeExtents)
+    generation = scene.checks.history.pages[chain.key(0)].sealed[0].generation
     scene.simulation.crash("worker0")
-    scene.lose_held()
     scene.simulation.restart("worker0")
     scene.settle()
-    scene.stored(chain)
-    before = records_of(scene)
-    scene.command(free)
-    scene.run(0.2)
-    assert records_of(scene) == before
+    free = FreeExtents(1, "worker0-dram", 1, SMALL, bytes(8), generation.to_bytes(8, "little"))
+    assert scene.command(free) == bytes((Outcome.STALE,))
+    assert len(records_of(scene)) == 2
 
 
 # --- takeovers ---
@@ -308,7 +302,7 @@ def test_no_pull_starts_between_the_offer_and_its_answer(scene: Scene) -> None:
         let_go()  # the ingest comes
     scene.world.held = scene.world.held[-1:]
     scene.run(0.2)
-    assert not scene.worker().pulls
+    assert records_of(scene) == []  # not even RESERVED
     scene.release()
     scene.run(5.0)
 

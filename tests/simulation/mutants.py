@@ -1,0 +1,275 @@
+"""Single guards of the cores and of the reader's rules, switched off: what the simulation is for.
+
+Each mutant is a function that patches one thing. A mutant that no checker notices would mean that
+the guard, or the checker, is not needed, and neither is true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from kvstore.client import reads as client_reads
+from kvstore.ids import Epoch, generation_of
+from kvstore.record import RecordState, unpack_record
+from kvstore.replica import ExtentEvent
+from kvstore.wire.messages.puts import SealedNoted
+from master import core as master_core
+from master import membership as master_membership
+from master import placing
+from master import puts as master_puts
+from master.directory import Tree
+from master.orders import Order, OrderBook, OrderKind
+from master.run import Run
+from master.tombstones import Tombstones
+from tests.simulation import client_moves, sim_pull
+from tests.simulation.memory import SegmentMemory
+from tests.simulation.world import Weather
+from workers import pulls as worker_pulls
+from workers import record_table
+from workers.commands import Commands
+from workers.holdings import Holdings
+from workers.membership import Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from kvstore.record import Record
+    from master.core import Core
+    from master.directory import Stretch
+    from workers.commands import ExtentCommand
+    from workers.pulls import Pulls
+
+    Patch = pytest.MonkeyPatch
+
+
+Changes = dict[str, object]
+"""Of fields of Options."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A guard that is off, and the invariants by which that may be noticed."""
+
+    apply: Callable[[Patch], None]
+    noticed_by: tuple[str, ...]
+    options: Changes
+    """What makes the fault that the guard is for frequent."""
+
+
+def _orders_done_at_once(patch: Patch, kind: OrderKind, event: ExtentEvent) -> None:
+    """Take extents for free as soon as the order to free them is given."""
+    give = OrderBook.give
+
+    def give_or_forget(self: OrderBook, order: Order) -> None:
+        if order.kind is not kind or order.registration != order.segment.registration:
+            give(self, order)
+            return
+        allocator = order.segment.allocator
+        for span in allocator.spans_at(order.offsets, order.size_class):
+            allocator.apply(span, event)
+
+    patch.setattr(OrderBook, "give", give_or_forget)
+
+
+def no_fence_wait(patch: Patch) -> None:
+    """Extents of failed puts are planned again before their worker has confirmed the fence."""
+    _orders_done_at_once(patch, OrderKind.FENCE, ExtentEvent.FENCED)
+
+
+def no_free_wait(patch: Patch) -> None:
+    """Extents of dropped pages are planned again before their worker has freed them."""
+    _orders_done_at_once(patch, OrderKind.FREE, ExtentEvent.FREED)
+
+
+def no_lease_when_freeing(patch: Patch) -> None:
+    """The master grants leases and forgets them."""
+    patch.setattr(master_core.Core, "lease_end_s", lambda self: self.now)
+
+
+def no_grace_after_a_takeover(patch: Patch) -> None:
+    """A new master frees at once what an inventory lists, whatever its predecessor promised."""
+    join = master_membership._join  # noqa: SLF001 — a guard is switched off from outside
+
+    def join_without_grace(core: Core, worker: object, offer: object) -> None:
+        join(core, worker, offer)  # type: ignore[arg-type]  # passed through
+        for segment in core.segments.values():
+            segment.free_not_before_s = 0.0
+
+    patch.setattr(master_membership, "_join", join_without_grace)
+
+
+def no_lease_check_by_the_reader(patch: Patch) -> None:
+    """A reader takes what it has read, however long it took."""
+    patch.setattr(client_reads._Read, "leased", lambda self, stretch: True)  # noqa: SLF001 — as above
+
+
+def no_record_check_by_the_reader(patch: Patch) -> None:
+    """A reader trusts checksums alone."""
+    patch.setattr(client_moves, "is_sealed_as", lambda *args: True)
+
+
+def no_checksum_by_the_reader(patch: Patch) -> None:
+    """A reader trusts records alone."""
+    patch.setattr(client_moves, "has_checksum", lambda *args: True)
+
+
+def no_wipe(patch: Patch) -> None:
+    """What a reader refuses stays in its buffer."""
+    patch.setattr(client_moves.Read, "wipe", lambda self, places, size: None)
+
+
+def no_checksum_by_the_worker(patch: Patch) -> None:
+    """A worker seals whatever has come."""
+    patch.setattr(sim_pull, "has_checksum", lambda *args: True)
+
+
+def no_reader_locks(patch: Patch) -> None:
+    """A worker overwrites extents that readers hold."""
+    patch.setattr(SegmentMemory, "is_read_in_place", lambda self, offset, length: False)
+    exclusive = SegmentMemory._add  # noqa: SLF001 — as above
+
+    def take(self: SegmentMemory, owner: str, offset: int, length: int) -> bool:
+        exclusive(self, "exclusive", owner, offset, length)
+        return True
+
+    patch.setattr(SegmentMemory, "try_exclusive", take)
+
+
+def no_generation_check_by_the_worker(patch: Patch) -> None:
+    """A worker pulls into whatever is free, also for plans that were fenced."""
+    known = worker_pulls._known_outcome  # noqa: SLF001 — as above
+
+    def known_outcome(chunk: object, slot: int, generation: int, checksum: int) -> int:
+        if chunk.states[slot] == RecordState.FREE:  # type: ignore[attr-defined]  # a ChunkTable
+            return worker_pulls.UNDECIDED
+        return known(chunk, slot, generation, checksum)  # type: ignore[arg-type]  # a ChunkTable
+
+    patch.setattr(worker_pulls, "_known_outcome", known_outcome)
+
+
+def answers_before_the_leader(patch: Patch) -> None:
+    """A worker tells the client before the leader has acknowledged the seal."""
+    noted = worker_pulls.Pulls.noted
+
+    def noted_well(self: Pulls, call: int, reply: object) -> object:
+        if reply is None:
+            count = len(self.reports[call].message.offsets) // 8
+            reply = SealedNoted(bytes(count))
+        return noted(self, call, reply)  # type: ignore[arg-type]  # passed through
+
+    patch.setattr(worker_pulls.Pulls, "noted", noted_well)
+
+
+def unfinished_records_are_adopted(patch: Patch) -> None:
+    """A worker that starts takes records for sealed whose pull did not end."""
+
+    def unpack_as_sealed(data: bytes | memoryview) -> Record | None:
+        record = unpack_record(data)
+        if record is not None and record.state is RecordState.RESERVED:
+            return replace(record, state=RecordState.SEALED)
+        return record
+
+    patch.setattr(record_table, "unpack_record", unpack_as_sealed)
+
+
+def tombstones_are_ignored(patch: Patch) -> None:
+    """A master takes removed pages in again."""
+    patch.setattr(Tombstones, "covers", lambda self, segment, key, generation: False)
+
+
+def generations_repeat(patch: Patch) -> None:
+    """A new master counts from one again."""
+    patch.setattr(master_core, "generation_of", lambda epoch, n: generation_of(Epoch(1), n))
+
+
+def parts_are_not_waited_for(patch: Patch) -> None:
+    """A page is found when its first part is in."""
+    patch.setattr(Run, "readable", lambda self, parts, version: self.part_present(0))
+
+
+def gaps_are_matched(patch: Patch) -> None:
+    """A match goes on beyond a page that is not there."""
+
+    def leading(self: Tree, keys: bytes, version: int) -> list[Stretch]:
+        del version
+        return self.stretches(keys)
+
+    patch.setattr(Tree, "leading", leading)
+
+
+def dead_owners_keep_their_puts(patch: Patch) -> None:
+    """Nobody gives up the puts of a client that is gone."""
+    patch.setattr(master_puts, "release_owner", lambda core, owner: None)
+    patch.setattr(master_puts, "fail_overdue_puts", lambda core: None)
+
+
+def epochs_are_not_compared(patch: Patch) -> None:
+    """A worker obeys any leader that ever led."""
+    receive = Commands.receive
+
+    def receive_any(self: Commands, number: int, message: ExtentCommand, epoch: int) -> object:
+        return receive(self, number, message, min(epoch, message.epoch))
+
+    patch.setattr(Commands, "receive", receive_any)
+
+
+def incarnations_are_not_compared(patch: Patch) -> None:
+    """A worker obeys commands that were meant for an earlier life of a segment."""
+    patch.setattr(Holdings, "find", lambda self, segment, incarnation: self.segments.get(segment))
+
+
+def no_self_fence(patch: Patch) -> None:
+    """A worker that hears nobody goes on writing."""
+    patch.setattr(Membership, "is_fenced", lambda self, now: False)
+
+
+def pulls_go_on_during_an_inventory(patch: Patch) -> None:
+    """A worker pulls into a segment whose inventory it has just offered."""
+    patch.setattr(Membership, "is_paused", lambda self, segment: False)
+
+
+def quarantine_has_no_bound(patch: Patch) -> None:
+    """A segment takes puts however much of it waits for fences."""
+    patch.setattr(placing, "is_quarantine_full", lambda core, segment: False)
+
+
+MANY_VIEWS: Final[Changes] = {
+    "views": 0.5,
+    "hosts": 1,
+    "lease_ttl_s": 0.8,
+    "page_ttl_s": 1.5,
+    "chunks": 2,
+}
+MANY_CRASHES: Final[Changes] = {"crashes": 0.4, "fault_kinds": ("worker",), "slow_pull_s": 0.5}
+MANY_FLIPS: Final[Changes] = {"flips": 1.0}
+MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
+
+_GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
+    (no_fence_wait, "I5 I6", {}),
+    (no_free_wait, "I3 I5 I9 I12", {}),
+    (no_lease_when_freeing, "I9", {}),
+    (no_grace_after_a_takeover, "I9", {}),
+    (no_lease_check_by_the_reader, "I9", {}),
+    (no_record_check_by_the_reader, "I11", MANY_CRASHES),
+    (no_checksum_by_the_reader, "I1", MANY_FLIPS),
+    (no_wipe, "I8", {}),
+    (no_checksum_by_the_worker, "I4", {"disturb": 0.5}),
+    (no_reader_locks, "I1 I4", MANY_VIEWS),
+    (no_generation_check_by_the_worker, "I5 I6 I12", MANY_LOSSES),
+    (answers_before_the_leader, "I13", MANY_LOSSES),
+    (unfinished_records_are_adopted, "I3 I4 I12", MANY_CRASHES),
+    (tombstones_are_ignored, "I29", {}),
+    (generations_repeat, "I6 I10", {}),
+    (parts_are_not_waited_for, "I13 I15", {}),
+    (gaps_are_matched, "I3 I15 I16", {}),
+    (dead_owners_keep_their_puts, "I18", {}),
+)
+MUTANTS: Final = {
+    each.__name__: Mutant(each, tuple(numbers.split()), options)
+    for each, numbers, options in _GUARDS
+}

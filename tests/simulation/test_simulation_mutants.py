@@ -1,0 +1,72 @@
+"""The checkers at work: with one guard switched off, some seed must fail, and by that guard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kvstore.errors import InvariantBroken
+from tests.simulation import mutants
+from tests.simulation import test_simulation_losses as losses
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.options import options_of
+from tests.simulation.scene import Scene
+from tests.simulation.simulation import Failed, Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEEDS_MAX: Final = 100
+
+
+def failure(seed: int, options: dict[str, object]) -> str:
+    """What a seed fails with; nothing when it does not."""
+    simulation = Simulation(seed, replace(options_of(seed), **options))  # type: ignore[arg-type]  # of Options
+    try:
+        simulation.run()
+    except Failed as error:
+        return str(error)
+    finally:
+        simulation.abandon()
+    return ""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_simulation_notices_a_missing_guard(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[name]
+    mutant.apply(monkeypatch)
+    stories = (failure(seed, mutant.options) for seed in range(SEEDS_MAX))
+    story = next(filter(None, stories), "")
+    assert story, f"{SEEDS_MAX} seeds without this guard and nobody noticed"
+    first = story.splitlines()[0]
+    assert any(f"{number}:" in first for number in mutant.noticed_by), first
+
+
+@pytest.mark.parametrize(
+    ("mutant", "scene_of"),
+    [
+        (mutants.epochs_are_not_compared, losses.test_a_command_of_an_old_leader_is_refused),
+        (mutants.incarnations_are_not_compared, losses.test_a_command_for_another_life_is_refused),
+        (mutants.no_self_fence, losses.test_a_pull_that_runs_when_the_fence_falls_ends),
+        (
+            mutants.pulls_go_on_during_an_inventory,
+            losses.test_no_pull_starts_between_the_offer_and_its_answer,
+        ),
+        (mutants.quarantine_has_no_bound, losses.test_a_pool_whose_quarantine_is_full_says_so),
+    ],
+)
+def test_a_scene_notices_a_missing_guard(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    scene_of: Callable[[Scene], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against what connections that keep their order make rare: directed, not drawn."""
+    mutant(monkeypatch)
+    scene = Scene(clients=2)
+    try:
+        with pytest.raises((AssertionError, InvariantBroken)):
+            scene_of(scene)
+    finally:
+        scene.simulation.abandon()
