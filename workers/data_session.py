@@ -65,7 +65,7 @@ ToSession = StartPull | AnswerIngest | RefuseIngest
 """Actions that the thread of the connection which asked carries out."""
 
 PATIENCE_S: Final = limits.CALL_TIMEOUT_MAX_S
-"""How long a request may wait for a busy extent: beyond the deadline of any pull."""
+"""How long a request may wait for a busy extent: the longest timeout that a client may name."""
 
 
 class OpenIngest(msgspec.Struct):
