@@ -61,9 +61,12 @@ class Namespaces:
         return self._by_id.get(namespace)
 
     def get(self, namespace: bytes) -> KnownNamespace:
-        """The namespace of this id; UnknownNamespace when it was not opened here."""
+        """The namespace of this id; UnknownNamespace until it is open here, and durably so.
+
+        Nothing is planned before: its ordinal in a record would mean another one after a crash.
+        """
         known = self._by_id.get(namespace)
-        if known is None:
+        if known is None or known.tickets:
             raise UnknownNamespace(f"namespace {short(namespace)}: open it first")
         return known
 

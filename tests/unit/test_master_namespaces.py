@@ -7,11 +7,19 @@ import pytest
 from kvstore import limits
 from kvstore.errors import ConfigError
 from kvstore.ids import Epoch
+from kvstore.namespace import open_layout
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from master import namespaces, tombstones
 from master.state import MasterState
 from master.tunables import Tunables
-from tests.unit.master_rig import Rig, chain, failure, small_content, small_layout
+from tests.unit.master_rig import (
+    OpenedNamespace,
+    Rig,
+    chain,
+    failure,
+    small_content,
+    small_layout,
+)
 
 
 def opened(parts: int = 1, tenant: str = "tenant") -> OpenNamespace:
@@ -33,6 +41,19 @@ def test_the_answer_waits_for_the_store() -> None:
     assert answers[0] == answers[1]
     assert isinstance(answers[0], NamespaceOpened)
     assert answers[0].ordinal == 1
+
+
+def test_nothing_is_planned_before_the_namespace_is_durable() -> None:
+    rig = Rig()
+    rig.add_worker()
+    rig.holds_persists = True
+    assert rig.ask(rig.engine, opened()) is None
+    namespace = open_layout(small_content(), small_layout())
+    space = OpenedNamespace(rig, namespace, 1)
+    assert failure(space.begin(chain(1, 2))).code == "unknown_namespace"
+    rig.holds_persists = False
+    rig.store_all()
+    space.put(chain(1, 2))
 
 
 def test_an_open_namespace_is_opened_again_at_once() -> None:
