@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 from kvstore import limits
@@ -28,6 +29,8 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
         if not 0 <= part < len(namespace.parts):
             raise BadValue("part", part, f"0 to {len(namespace.parts) - 1}")
         return namespace.parts[part].size_bytes
+    if not isinstance(size_bytes, int):  # no master decodes it, and says so by hanging up
+        raise BadValue("size_bytes", size_bytes, "a whole number")
     check_part_sizes(namespace, [part], [size_bytes])
     return size_bytes
 
@@ -44,7 +47,15 @@ def check_offsets(offsets: Sequence[int], pages: int) -> tuple[int, ...]:
     """One offset a page."""
     if len(offsets) != pages:
         raise BadValue("offsets", len(offsets), f"one for each of {pages} pages")
-    return tuple(offsets)
+    return _whole(offsets)
+
+
+def _whole(offsets: Sequence[int]) -> tuple[int, ...]:
+    """As plain integers: others would fail in mid-transfer, and leave a put's plans open."""
+    try:
+        return tuple(map(index, offsets))
+    except TypeError as error:
+        raise BadValue("offsets", offsets, "whole numbers") from error
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -62,4 +73,4 @@ def check_read(locations: Locations, part: int, offsets: Sequence[int]) -> tuple
         raise BadValue("part", part, f"one of {locations.parts or f'0 to {parts - 1}'}")
     if len(offsets) > locations.pages:
         raise BadValue("offsets", len(offsets), f"at most {locations.pages}, the located pages")
-    return tuple(offsets)
+    return _whole(offsets)

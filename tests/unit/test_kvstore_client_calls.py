@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 import msgspec
+import numpy as np
 import pytest
 
 from kvstore import limits
@@ -59,6 +60,15 @@ def test_sizes_follow_from_the_layout_or_are_named() -> None:
         checks.part_size(objects, 0, None)
     with pytest.raises(BadValue, match="part_bytes"):
         checks.part_size(objects, 0, limits.CHUNK_BYTES + 1)
+    with pytest.raises(BadValue, match=r"size_bytes: got 1\.5"):
+        checks.part_size(objects, 0, 1.5)  # type: ignore[arg-type]  # callers do not all check
+
+
+def test_offsets_are_whole_numbers() -> None:
+    assert checks.check_offsets(list(np.arange(2)), 2) == (0, 1)
+    for wrong in ([0.0, 1.0], ["a", "b"], [None, None]):
+        with pytest.raises(BadValue, match=r"offsets: got .*, want whole numbers"):
+            checks.check_offsets(wrong, 2)  # type: ignore[arg-type]  # as above
 
 
 def test_buffers_are_bounded_and_belong_to_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
