@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
+from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded, OutOfSpace
 from kvstore.transfer.memory import Memory, address_of, populate
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ class Buffer:
     """
 
     def __init__(self, number: int, size_bytes: int) -> None:
-        """Allocate and touch `size_bytes` > 0 of memory. `number` names it to workers."""
+        """Allocate and touch `size_bytes` > 0 of memory. `number` names it to workers.
+
+        OutOfSpace when this host has not so much.
+        """
         if size_bytes <= 0:
             raise BadValue("size_bytes", size_bytes, "at least 1")
         self.number = number
@@ -62,7 +65,7 @@ class Buffer:
         self._fd = _sealed_memfd(length)
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         # The map lives as long as views of it do: this one until close, and those of callers.
-        whole = mmap.mmap(self._fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        whole = _mapped(self._fd, length)
         self._view = memoryview(whole)[:size_bytes]
         self._address = address_of(self._view)
         # First touch runs at a tenth of memory speed: it is paid here, not by the first put.
@@ -152,12 +155,19 @@ class Buffer:
         return f"Buffer({self.number}, {self.size_bytes} bytes, {state})"
 
 
+def _mapped(fd: int, length: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, OverflowError) as error:
+        raise OutOfSpace(f"a buffer of {length} bytes: {error}") from error
+
+
 def _sealed_memfd(length: int) -> int:
     fd = os.memfd_create("kvharbor-buffer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except OSError:
+    except (OSError, OverflowError) as error:
         os.close(fd)
-        raise
+        raise OutOfSpace(f"a buffer of {length} bytes: {error}") from error
     return fd

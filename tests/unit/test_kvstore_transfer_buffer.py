@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
+from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded, OutOfSpace
 from kvstore.transfer.buffer import Buffer
 
 if TYPE_CHECKING:
@@ -38,6 +38,15 @@ def test_it_is_zeroed_writable_and_page_aligned(buffer: Buffer) -> None:
     buffer.view[-1] = 9
     assert buffer.view[9_999] == 9
     assert len(buffer.view) == buffer.size_bytes == 10_000
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 55, 1 << 62, 1 << 70])
+def test_more_than_the_host_has_is_out_of_space(size_bytes: int) -> None:
+    before = descriptors()
+    with pytest.raises(OutOfSpace, match=str(size_bytes)):
+        Buffer(1, size_bytes)
+    gc.collect()
+    assert descriptors() == before
 
 
 def test_arrays_share_its_memory(buffer: Buffer) -> None:
