@@ -9,6 +9,7 @@ network is cut; whoever sends on a connection that the other end has closed is t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Channel:
         self.is_broken = True
         for end in self.ends.values():
             delay_s = self.world.random.uniform(0.0, BREAK_NOTICED_MAX_S)
-            self.world.after_on(end.node, delay_s, lambda end=end: self._ended(end))  # type: ignore[misc]  # mypy does not infer defaulted lambdas
+            self.world.after_on(end.node, delay_s, partial(self._ended, end))
 
     def close(self, node: str) -> None:
         """End it from this side; the other side is told, if the news gets through."""

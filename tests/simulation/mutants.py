@@ -105,7 +105,8 @@ def no_grace_after_a_takeover(patch: Patch) -> None:
 
 def no_lease_check_by_the_reader(patch: Patch) -> None:
     """A reader takes what it has read, however long it took."""
-    patch.setattr(client_reads._Read, "leased", lambda self, stretch: True)  # noqa: SLF001 — as above
+    reading = client_reads._Read  # noqa: SLF001 — as above
+    patch.setattr(reading, "leased", lambda self, stretch: True)
 
 
 def no_record_check_by_the_reader(patch: Patch) -> None:

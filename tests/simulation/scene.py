@@ -7,7 +7,7 @@ can be kept back by type and let go later, so that a test decides who is first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from kvstore.client.locations import Query, lookup_steps, match_steps, probe_steps, remove_steps
 from kvstore.client.reads import ReadRequest, read_steps
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvstore.replica import ExtentState
     from master.core import Core
     from tests.simulation.client_moves import Moves
+    from tests.simulation.rpc import Endpoint
     from tests.simulation.sim_client import SimClient
     from tests.simulation.sim_worker import SimWorker
     from workers.state import WorkerState
@@ -166,7 +167,7 @@ class Scene:
                 assert isinstance(reply, ExtentsConfirmed)
                 answers.append(reply)
 
-        self.worker().commanded(Sender(), 1, message)  # type: ignore[arg-type]  # all that is used of it
+        self.worker().commanded(cast("Endpoint", Sender()), 1, message)
         self.run(0.2)
         return answers[0].outcomes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import SegmentId
@@ -178,7 +179,7 @@ class Simulation:
         for name in self.clients:
             done: list[bool] = []
             spawn(self.world, name, self._put_and_read(name, done))
-            if not self.world.run_until(lambda done=done: bool(done), 20.0):  # type: ignore[misc]  # mypy does not infer defaulted lambdas
+            if not self.world.run_until(partial(bool, done), 20.0):
                 self.checks.fail("liveness", f"{name} cannot put and read after all has healed")
 
     def _put_and_read(self, name: str, done: list[bool]) -> Steps[None]:

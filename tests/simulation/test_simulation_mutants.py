@@ -18,12 +18,15 @@ from tests.simulation.simulation import Failed, Simulation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.mutants import Changes
+
 SEEDS_MAX: Final = 100
 
 
-def failure(seed: int, options: dict[str, object]) -> str:
+def failure(seed: int, options: Changes) -> str:
     """What a seed fails with; nothing when it does not."""
-    simulation = Simulation(seed, replace(options_of(seed), **options))  # type: ignore[arg-type]  # of Options
+    changed = replace(options_of(seed), **options)  # type: ignore[arg-type]  # fields of Options
+    simulation = Simulation(seed, changed)
     try:
         simulation.run()
     except Failed as error:
