@@ -88,14 +88,24 @@ def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
     for _ in range(DEPTH_MAX):
         child = next(tree.children(run), None)
         if child is None:
-            return None if run.plans or run.leased_until_s > core.now else run
+            return run if _is_idle(core, tree, run) else None
         run = child
     return None
 
 
+def _is_idle(core: Core, tree: Tree, run: Run) -> bool:
+    """Whether nobody reads these pages or puts more of them."""
+    if run.plans or run.leased_until_s > core.now:
+        return False
+    if tree.parts == 1 or core.now >= run.progress_s + core.tunables.put_timeout_base_s:
+        return True
+    # Parts of them may be on their way: else a put that wants room would drop what it has stored.
+    return 0 not in run.readable(tree.parts, core.version)
+
+
 def may_go(core: Core, tree: Tree, run: Run) -> bool:
     """Whether the last pages of `run` may leave the pool now."""
-    return run.leased_until_s <= core.now and not run.plans and not tree.has_children(run)
+    return _is_idle(core, tree, run) and not tree.has_children(run)
 
 
 def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:

@@ -127,3 +127,19 @@ def test_a_copy_without_some_pages_replaces_no_other() -> None:
     rig.master.check_invariants()
     assert space.probe(keys) == b"\1" * 6 + bytes(2)
     assert other.records
+
+
+def test_a_page_whose_other_part_may_be_on_its_way_stays() -> None:
+    rig = Rig()
+    rig.add_worker()
+    space = rig.open_namespace(parts=2)
+    space.put(chain(0, 2), parts=(0, 1))
+    rig.pass_time(1.0)
+    space.match(chain(0, 2), lease=False)  # so that it is the hotter one
+    space.put(chain(1, 2), parts=(0,))
+    assert evict(rig, 2 * PAGE)[0] == 2 * PAGE
+    assert space.probe(chain(0, 2)) == b"\1\0"
+    rig.pass_time(rig.tunables.put_timeout_base_s - 1.0)
+    run = rig.master.core.tree(space.ordinal).get(chain(1, 1))
+    assert run is not None
+    assert run.part_present(0) == b"\1\1"
