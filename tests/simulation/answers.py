@@ -24,6 +24,7 @@ from kvstore.wire.messages.reads import (
     Probe,
     Probed,
     RenewLease,
+    Status,
 )
 from tests.simulation import master_view
 from tests.simulation.leases import Lease
@@ -64,6 +65,8 @@ class Answers:
                 self._renewed(master, asked, reply)
             case (_, PutPlans()):
                 self._planned(master, reply)
+            case (_, Status()):
+                self._adds_up(reply)
             case (_, Failure(code, text)):
                 self._checks.world.note(f"master -> {code}: {text}")
                 if code not in FAILURES_EXPECTED:
@@ -201,6 +204,16 @@ class Answers:
         if not master_view.is_readable(master, place.segment):
             return "its worker is away"
         return None
+
+    def _adds_up(self, reply: Status) -> None:
+        """I17: every byte of a segment is in one state."""
+        for segment in reply.segments:
+            parts = (
+                segment.free_bytes, segment.reserved_bytes, segment.sealed_bytes,
+                segment.retired_bytes, segment.quarantined_bytes,
+            )  # fmt: skip
+            if sum(parts) != segment.capacity_bytes or min(parts) < 0:
+                self._checks.fail("I17", f"{segment}")
 
     def _planned(self, master: SimMaster, reply: PutPlans) -> None:
         """I5, I6, I9: what is planned is free, fenced and not leased."""

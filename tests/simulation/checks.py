@@ -191,11 +191,11 @@ class Checks:
         """Everything that it held must go."""
         self.dead_owners[client.token] = self.world.now
 
-    def taken(self, life: tuple[str, int], offset: int, generation: int, at_s: float) -> None:
+    def taken(self, key: bytes, at_s: float) -> None:
         """I9: a leased hit was decided on before the last moment that any lease allows."""
-        lease = self.leases.of(life, offset, generation)
-        if lease is not None and at_s >= lease.until_s - LEASE_MARGIN_S:
-            self.fail("I9", f"a hit {at_s - lease.until_s:.3f} s after the end of {lease}")
+        late_s = at_s - (self.leases.promised_s[key] - LEASE_MARGIN_S)
+        if late_s >= 0:
+            self.fail("I9", f"a hit on {key[:4].hex()} {late_s:.3f} s after the end of its lease")
 
     def delivered(self, key: bytes, part: int, data: bytes | memoryview) -> None:
         """I1: a hit was handed to a caller."""

@@ -88,6 +88,7 @@ class Put:
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> Steps[list[bytes]]:
         """Send each span in messages of a few pages, wait for all answers."""
         client = self._client
+        client.buffers[self.number] = self.buffer  # attached again where it was given up
         self.buffer[:] = self._right
         self._is_hashed = False
         outcomes = [bytearray(all_of(Outcome.TRANSPORT, len(span))) for span in spans]
@@ -158,18 +159,21 @@ class Put:
                 link.send(Piece(number, page, start, data))
 
     def _disturb(self) -> None:
-        """A fault: somebody writes into the buffer while it is being put.
+        """A fault: somebody writes into the buffer while it is being put, or closes it.
 
         Not before the checksums are computed: what is in the buffer then is what is stored.
         """
         client = self._client
         if client.checks.is_healed or not client.world.chance(client.checks.options.disturb):
             return
-        client.world.counts["fault source changed"] += 1
         at = client.random.randrange(len(self.buffer))
+        is_closed = client.random.random() < 0.3
+        client.world.counts["fault source closed" if is_closed else "fault source changed"] += 1
 
         def change() -> None:
-            if self._is_hashed:
+            if is_closed:
+                self.close()
+            elif self._is_hashed:
                 self.buffer[at] ^= 0xFF
 
         client.world.after_on(client.name, client.random.uniform(0.0, 0.05), change)
@@ -182,8 +186,8 @@ class Read:
         """The buffer starts as zeros."""
         self._client = client
         self.into = bytearray(size)
-        self.taken: dict[int, tuple[tuple[str, int], int, int, float]] = {}
-        """(life of the segment, offset, generation, when) of what came last, by place."""
+        self.taken_s: dict[int, float] = {}
+        """When what lies at a place had come."""
 
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> Steps[list[bytes]]:
         """A read puts nothing."""
@@ -207,10 +211,7 @@ class Read:
             self.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], span.part_bytes)
             results.append(outcomes)
         for span in spans:
-            life = (span.segment.segment, span.segment.incarnation)
-            columns = zip(array("Q", span.offsets), array("Q", span.generations), strict=True)
-            for place, (offset, generation) in zip(span.places, columns, strict=True):
-                self.taken[place] = (life, offset, generation, client.world.now)
+            self.taken_s.update(dict.fromkeys(span.places, client.world.now))
         return results
 
     def _copy(self, span: ReadSpan) -> Steps[bytes]:

@@ -33,19 +33,19 @@ class LeaseBook:
         """None is granted."""
         self._by_life: dict[tuple[str, int], dict[tuple[int, int], Lease]] = defaultdict(dict)
         self._by_page: dict[tuple[bytes, int], Lease] = {}
+        self.promised_s: dict[bytes, float] = defaultdict(float)
+        """Until when some reader may believe that a page is leased, by key."""
 
     def grant(self, life: tuple[str, int], key: bytes, lease: Lease) -> None:
         """A lookup was answered with a lease."""
         held = self._by_life[life].setdefault((lease.offset, lease.generation), lease)
         held.until_s = max(held.until_s, lease.until_s)
         self._by_page[key, lease.generation] = held
-
-    def of(self, life: tuple[str, int], offset: int, generation: int) -> Lease | None:
-        """The newest lease of an extent."""
-        return self._by_life[life].get((offset, generation))
+        self.promised_s[key] = max(self.promised_s[key], lease.until_s)
 
     def renew(self, key: bytes, generation: int, until_s: float) -> None:
         """A renewal was answered with yes."""
+        self.promised_s[key] = max(self.promised_s[key], until_s)
         held = self._by_page.get((key, generation))
         if held is not None:
             held.until_s = max(held.until_s, until_s)

@@ -251,7 +251,7 @@ MANY_FLIPS: Final[Changes] = {"flips": 1.0}
 MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
 
 _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
-    (no_fence_wait, "I5 I6", {}),
+    (no_fence_wait, "I5 I6 I12", {}),
     (no_free_wait, "I3 I5 I9 I12", {}),
     (no_lease_when_freeing, "I9", {}),
     (no_grace_after_a_takeover, "I9", {}),

@@ -24,8 +24,10 @@ class Options:
     workers: int = 1
     clients: int = 2
     hosts: int = 2
+    segments: int = 1
+    """Of each worker."""
     chunks: int = 4
-    """Of 64 KiB, in each worker's segment."""
+    """Of 64 KiB, in each segment."""
     seconds: float = 20.0
     """Of faults, before everything heals."""
     lease_ttl_s: float = 10.0
@@ -88,6 +90,7 @@ def options_of(seed: int) -> Options:
         workers=random.choice((1, 2, 2, 3)),
         clients=random.choice((2, 3, 4)),
         hosts=random.choice((1, 2, 3)),
+        segments=random.choice((1, 1, 2)),
         chunks=random.choice((2, 3, 4, 6)),
         seconds=random.choice((10.0, 15.0, 25.0)),
         lease_ttl_s=random.choice((0.8, 2.0, 10.0)),

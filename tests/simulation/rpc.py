@@ -7,13 +7,19 @@ wins. When the connection ends, or time is up, a call is answered None.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from kvstore.wire.encoding import decode, encode
+from kvstore.wire.messages.base import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.simulation.channel import Channel
     from tests.simulation.world import World
+
+ENCODED: Final = 0.05
+"""Share of messages that are encoded and decoded on their way."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Endpoint:
         """Ask; `done` is called exactly once, unless this process dies. Returns the number."""
         self._last_call += 1
         number = self._last_call
+        message = _carried(self.world, message)
         self._calls[number] = done
         if self.is_open and self._channel is not None:
             self._channel.send(self.node, Call(number, message))
@@ -83,6 +90,7 @@ class Endpoint:
     def answer(self, number: int, message: object) -> None:
         """Reply to the request that was served under this number."""
         theirs = self._served.pop(number)
+        message = _carried(self.world, message)
         if self._channel is not None:
             self._channel.send(self.node, Answer(theirs, message))
 
@@ -121,3 +129,12 @@ class Endpoint:
         calls, self._calls = self._calls, {}
         for done in calls.values():
             done(None)
+
+
+def _carried(world: World, message: object) -> object:
+    """The message as it comes out at the other end; now and then it really goes through bytes."""
+    if not isinstance(message, Message) or not world.chance(ENCODED):
+        return message
+    carried = decode(encode(message))
+    assert carried == message, message
+    return carried

@@ -63,14 +63,15 @@ class Simulation:
 
     def _add_worker(self, name: str, host: str) -> None:
         self.world.add_node(name, host)
-        memory = SegmentMemory(SegmentId(f"{name}-dram"), self.options.geometry)
-        worker = SimWorker(self.world, name, [memory], self.checks)
+        names = [f"{name}-dram{number or ''}" for number in range(self.options.segments)]
+        memories = [SegmentMemory(SegmentId(each), self.options.geometry) for each in names]
+        worker = SimWorker(self.world, name, memories, self.checks)
         worker.copy_delay_max_s = self.options.slow_pull_s
         worker.master = self.master
         worker.clients = self.clients_by_name
         self.workers[name] = worker
         self.checks.workers[name] = worker
-        self.checks.memories[memory.segment] = memory
+        self.checks.memories.update(worker.memories)
 
     def _add_client(self, name: str, host: str) -> None:
         self.world.add_node(name, host)

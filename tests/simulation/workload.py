@@ -16,9 +16,11 @@ from kvstore.client.locations import (
 )
 from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
 from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.page import PageChain
+from kvstore.wire.messages.reads import GetStatus, Status
 from tests.simulation.client_moves import Put, Read, View, rank_for
 from tests.simulation.pages import HALVES, NAMED, WHOLE, Universe, page_bytes, part_bytes
 
@@ -67,8 +69,10 @@ class Caller:
             yield from self.view(namespace, chain, timeout_s)
         elif toss < options.removes + options.views + 0.4:
             yield from self.put(namespace, chain, timeout_s)
-        elif toss < options.removes + options.views + 0.45:
+        elif toss < options.removes + options.views + 0.44:
             yield from self.probe(namespace, chain, timeout_s)
+        elif toss < options.removes + options.views + 0.45:
+            yield from self.stat(timeout_s)
         else:
             yield from self.read(namespace, chain, timeout_s)
 
@@ -214,7 +218,7 @@ class Caller:
             if isinstance(outcome, Hit):
                 self.checks.delivered(key, request.part, data)
                 if found.pieces[0].deadline_s is not None:
-                    self.checks.taken(*moves.taken[place])
+                    self.checks.taken(key, moves.taken_s[place])
             else:
                 self.world.counts[f"miss: {outcome.reason.value}"] += 1
                 self.checks.withheld(key, data)
@@ -294,6 +298,12 @@ class Caller:
         query = Query(self.client.namespace(namespace), chain, deadline_s)
         plan = probe_steps(query, VirtualClock(self.client))
         yield from self._bounded("probe", deadline_s, self.client.run(plan))
+
+    def stat(self, timeout_s: float) -> Steps[None]:
+        """Ask how the pool is."""
+        deadline_s = self.world.now + timeout_s
+        call = self.client.run(ask(GetStatus(), Status, timeout_s))
+        yield from self._bounded("stat", deadline_s, call)
 
     def remove(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
         """Take some pages out, from somewhere in the chain."""
