@@ -321,4 +321,4 @@ def test_a_link_survives_the_restart_of_its_master(tmp_path: Path) -> None:
             link.call(probe, 0.1)
         # A master that was restored from an older state is not believed.
         with RunningServer(BLUE, address), pytest.raises(DeadlineExceeded, match="epoch 3, but 4"):
-            link.call(probe, 0.1)
+            link.call(probe, 1.0)
