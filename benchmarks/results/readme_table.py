@@ -1,0 +1,117 @@
+"""Writes the measured table of README.md: `python -m benchmarks.results.readme_table`.
+
+A test compares the README with what this gives, so the figures there are those of the results.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from benchmarks.harness import ROOT
+
+RESULTS: Final = ROOT / "benchmarks" / "results"
+README: Final = ROOT / "README.md"
+START: Final = "<!-- measured: made by `python -m benchmarks.results.readme_table` -->"
+STOP: Final = "<!-- /measured -->"
+
+BATCH_SIZES: Final = ("64KiB", "256KiB", "1MiB", "4MiB")
+WAYS: Final = {
+    "shm": "kvharbor, shared memory",
+    "shm, zero-copy": "kvharbor, zero-copy views",
+    "tcp": "kvharbor, TCP",
+    "mooncake": "kvharbor, transfer engine over TCP",
+    "mooncake store": "Mooncake Store",
+    "memcpy": "memcpy, one thread",
+}
+
+Row = dict[str, str | float]
+Document = dict[str, object]
+
+
+def load(name: str) -> Document:
+    """One result file."""
+    document: Document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return document
+
+
+def tables(document: Document) -> dict[str, list[Row]]:
+    """The tables of a result, by title."""
+    found = document["tables"]
+    assert isinstance(found, dict)
+    return found
+
+
+def batch_table(document: Document) -> list[str]:
+    """GB/s of 32 MiB batches, a row for each way of moving them."""
+    (rows,) = [
+        rows for title, rows in tables(document).items() if title.startswith("Batches of 32")
+    ]
+    speed = {(row["op"], row["who"], row["page"]): float(row["GB/s"]) for row in rows}
+    lines = [
+        f"| GB/s, batches of 32 MiB | {' | '.join(BATCH_SIZES)} |",
+        f"|---|{'---|' * len(BATCH_SIZES)}",
+    ]
+    for op in ("put", "get"):
+        for who, name in WAYS.items():
+            if (op, who, "1MiB") in speed and not (op == "get" and who == "memcpy"):
+                cells = [f"{speed[op, who, size]:.1f}" for size in BATCH_SIZES]
+                label = name if who == "memcpy" else f"{op}: {name}"
+                lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def single_table(document: Document) -> list[str]:
+    """Microseconds of one page a call."""
+    rows = tables(document)["Single pages"]
+    took = {(row["op"], row["who"], row["page"]): float(row["median us"]) for row in rows}
+    columns = [("put", "64KiB"), ("put", "1MiB"), ("get", "64KiB"), ("get", "1MiB")]
+    lines = [
+        f"| µs, one page a call | {' | '.join(f'{op} {size}' for op, size in columns)} |",
+        f"|---|{'---|' * len(columns)}",
+    ]
+    for who in ("shm", "tcp", "mooncake store"):
+        cells = [f"{took[op, who, size]:.0f}" for op, size in columns]
+        lines.append(f"| {WAYS[who]} | {' | '.join(cells)} |")
+    return lines
+
+
+def origin(document: Document) -> str:
+    """Where the figures come from."""
+    machine = document["machine"]
+    assert isinstance(machine, dict)
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return f"`python {document['command']}` at commit `{document['commit']}`; {where}."
+
+
+def block() -> str:
+    """What stands between the markers."""
+    store = load("store_vs_mooncake")
+    lines = [
+        START,
+        "Medians; both systems in the same interleaved rounds, in separate processes,",
+        "with fresh keys and every byte verified.",
+        origin(store),
+        "",
+        *batch_table(store),
+        "",
+        *single_table(store),
+        STOP,
+    ]
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    """The README's text with the block of the present results."""
+    before, rest = text.split(START)
+    _, after = rest.split(STOP)
+    return before + block() + after
+
+
+def main() -> None:
+    """Rewrite README.md."""
+    README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
