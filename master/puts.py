@@ -12,7 +12,7 @@ from kvstore import limits
 from kvstore.errors import AccessDenied, BadValue, KVStoreError, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
-from kvstore.replica import ExtentEvent
+from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from master.sessions import Session
 
 REQUEST_BYTES: Final = 16
+_ONCE_SEALED: Final = (ExtentState.SEALED, ExtentState.RETIRED)
 DUE_PER_TICK_MAX: Final = 32
 BATCH_PARTS_MAX: Final = 16 * limits.BATCH_PAGES_MAX
 """Parts of all pages of one put."""
@@ -228,23 +229,23 @@ def _seal_singly(core: Core, segment: Segment, plan: Plan | None, message: Seale
                 seal_pages(core, plan, page, 1, message.checksums[at])
                 outcomes.append(Outcome.OK)
                 continue
-        known = _is_sealed(core, segment, message, key, offsets[i])
+        known = _was_sealed(segment, message.generation, key, offsets[i])
         outcomes.append(Outcome.OK if known else Outcome.PLAN_CLOSED)
     return bytes(outcomes)
 
 
-def _is_sealed(core: Core, segment: Segment, message: Sealed, key: bytes, offset: int) -> bool:
-    known = core.namespaces.by_ordinal(message.namespace_ordinal)
-    run = known.tree.get(key) if known is not None else None
-    if run is None:
-        return False
-    page = run.page_of(key)
-    return any(
-        copy.segment is segment
-        and copy.generation(page) == message.generation
-        and copy.offset(page) == offset
-        for copy in run.copies_of(message.part)
-    )
+def _was_sealed(segment: Segment, generation: int, key: bytes, offset: int) -> bool:
+    """Whether this report was taken in before: also when the page has been dropped since.
+
+    Then its extent waits for its leases to end, and the worker must not free it on its own (I9).
+    """
+    frame_bytes = segment.geometry.frame_bytes
+    for chunk in segment.allocator.chunks_within(offset // frame_bytes * frame_bytes, frame_bytes):
+        slot, rest = divmod(offset - chunk.start, chunk.size_class)
+        if rest or slot >= chunk.slots or chunk.states[slot] not in _ONCE_SEALED:
+            continue
+        return (chunk.generations[slot], chunk.key(slot)) == (generation, key)
+    return False
 
 
 def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes) -> None:

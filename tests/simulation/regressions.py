@@ -127,6 +127,15 @@ REGRESSIONS: Final = (
         "test_what_is_removed_during_an_inventory_is_freed_after_its_lease",
     ),
     Regression(
+        21314,
+        "I9",
+        "an extent was planned under a lease",
+        "a seal reported twice, of a page removed in between, was answered with PLAN_CLOSED: "
+        "the worker freed the extent on its own",
+        "unit/test_master_puts.py::"
+        "test_a_repeated_report_of_a_page_that_was_removed_meanwhile_frees_nothing",
+    ),
+    Regression(
         4560, "I18", "a run never expired",
         "it was split while overdue; the half without the open put was forgotten",
         "unit/test_master_reclaim.py::"

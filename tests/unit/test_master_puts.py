@@ -61,6 +61,17 @@ def test_a_repeated_report_is_acknowledged_again(space: OpenedNamespace) -> None
     assert space.report(reports) == space.report(reports) == [bytes(8)]
 
 
+def test_a_repeated_report_of_a_page_that_was_removed_meanwhile_frees_nothing(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    reports = space.write(space.plans(KEYS), KEYS)
+    space.report(reports)
+    space.match(KEYS)  # its extents stay until this lease has ended
+    space.remove(KEYS)
+    assert bytes_in(rig, ExtentState.RETIRED) == 8 * 4096
+    assert space.report(reports) == [bytes(8)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
