@@ -181,7 +181,10 @@ class Answers:
             if any(self._is_readable_at(master, place) for place in places):
                 continue
             known = [place for place in places if not self._is_unreported(master, place)]
-            return self._why_part_missing(master, (known or places)[-1])
+            # What is quarantined now may have been acknowledged in an earlier registration.
+            candidates = known[-1:] or places
+            reasons = (self._why_part_missing(master, place) for place in reversed(candidates))
+            return next(filter(None, reasons), None)
         return None
 
     def _is_readable_at(self, master: SimMaster, place: Place) -> bool:
