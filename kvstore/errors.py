@@ -41,12 +41,6 @@ class StaleEpoch(KVStoreError):
     code = "stale_epoch"
 
 
-class NotLeader(StaleEpoch):
-    """This master does not lead."""
-
-    code = "not_leader"
-
-
 class Fenced(KVStoreError):
     """The worker has fenced itself, or the extent's generation was fenced: plan again."""
 

@@ -19,7 +19,6 @@ PUT_TIMEOUT_BASE_S: Final = 5.0
 PUT_BYTES_PER_S_MIN: Final = 100_000_000
 HEARTBEAT_INTERVAL_S: Final = 0.5
 WORKER_LOST_AFTER_S: Final = 3.0
-WORKER_FENCED_AFTER_S: Final = WORKER_LOST_AFTER_S / 2
 PAGE_TTL_S: Final = 1800.0
 PAGE_TTL_MIN_S: Final = 1.0
 PAGE_TTL_MAX_S: Final = 7 * 86400.0
@@ -41,7 +40,6 @@ BATCH_PAGES_MAX: Final = 4096
 RUN_PAGES_MAX: Final = 256
 PARTS_MAX: Final = 1024
 TOKENS_PER_PAGE_MAX: Final = 65_536
-REPLICAS_MAX: Final = 8
 WATERMARK_HIGH: Final = 0.95
 WATERMARK_LOW: Final = 0.93
 QUARANTINE_FRACTION_MAX: Final = 0.25
@@ -72,8 +70,8 @@ WORKER_ADMIN_PORT: Final = 7711
 
 assert LEASE_TTL_S <= LEASE_TTL_MAX_S
 assert LEASE_MARGIN_S < LEASE_TTL_S
-# A worker that has fenced itself must have been silent for less time than a lost one.
-assert HEARTBEAT_INTERVAL_S < WORKER_FENCED_AFTER_S < WORKER_LOST_AFTER_S
+# A worker fences itself after half of this: one lost heartbeat must not be enough.
+assert 2 * HEARTBEAT_INTERVAL_S < WORKER_LOST_AFTER_S / 2
 assert WATERMARK_LOW < WATERMARK_HIGH <= 1.0
 # A record and a packed location of every page of the largest batch fit one frame.
 assert BATCH_PAGES_MAX * 256 <= FRAME_BYTES_MAX

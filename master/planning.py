@@ -88,7 +88,6 @@ class Planner:
             self._core.press(segment)
         return PutPlans(
             self._core.epoch,
-            self._put.timeout_s,
             tuple(segment.ref for segment in self._segments),
             tuple(self._spans),
             tuple(self._present),

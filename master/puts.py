@@ -141,8 +141,6 @@ def _check(known: KnownNamespace, message: BeginPut) -> None:
     check_seconds("timeout_s", message.timeout_s)
     if message.ttl_s is not None:
         check_seconds("ttl_s", message.ttl_s)
-    if message.replicas is not None and not 1 <= message.replicas <= limits.REPLICAS_MAX:
-        raise BadValue("replicas", message.replicas, f"1 to {limits.REPLICAS_MAX}")
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client.async_link import AsyncMasterLink
-from kvstore.errors import BadValue, CallerError, DeadlineExceeded, NotLeader, Unavailable
+from kvstore.errors import BadValue, CallerError, DeadlineExceeded, StaleEpoch, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import Server
 from kvstore.wire.messages.reads import Probe, Probed, Remove
@@ -49,7 +49,7 @@ class Master:
     def _requested(self, peer: Peer, request_id: int, message: Message) -> None:
         self.asked += 1
         if not self.leads:
-            raise NotLeader("ask another")
+            raise StaleEpoch("ask another")
         if isinstance(message, Remove):
             raise CallerError("no")
         peer.reply(request_id, Probed(b"\1\0"))

@@ -67,7 +67,7 @@ def plans(
     segments: tuple[SegmentRef, ...] = (),
 ) -> PutPlans:
     """An answer to BeginPut."""
-    return PutPlans(1, 5.0, segments or (segment("s0"),), spans, present, refused)
+    return PutPlans(1, segments or (segment("s0"),), spans, present, refused)
 
 
 class Script(Performer):

@@ -27,6 +27,9 @@ from tests.unit.master_rig import (
 )
 from tests.unit.master_worker import FakeWorker
 
+TIMEOUT_S = limits.put_timeout_s(8 * 4096)
+"""Of a put of all KEYS."""
+
 
 @pytest.fixture
 def rig() -> Rig:
@@ -166,8 +169,8 @@ def test_a_dead_writer_leaves_nothing(rig: Rig, space: OpenedNamespace) -> None:
 
 
 def test_a_put_without_progress_times_out(rig: Rig, space: OpenedNamespace) -> None:
-    plans = space.plans(KEYS)
-    rig.pass_time(plans.plan_ttl_s - 0.1)
+    space.plans(KEYS)
+    rig.pass_time(TIMEOUT_S - 0.1)
     assert rig.master.core.plans
     rig.pass_time(0.2)
     assert not rig.master.core.plans
@@ -178,9 +181,9 @@ def test_progress_keeps_a_put_alive(rig: Rig, space: OpenedNamespace) -> None:
     plans = space.plans(KEYS)
     (report,) = space.write(plans, KEYS)
     for page in range(7):
-        rig.pass_time(plans.plan_ttl_s - 0.2)
+        rig.pass_time(TIMEOUT_S - 0.2)
         space.report([piece(report, page)])
-    rig.pass_time(plans.plan_ttl_s - 0.2)
+    rig.pass_time(TIMEOUT_S - 0.2)
     assert rig.master.core.plans
     rig.pass_time(0.5)
     assert not rig.master.core.plans
@@ -236,8 +239,8 @@ def test_a_lost_workers_puts_fail(rig: Rig, space: OpenedNamespace) -> None:
 
 def test_parts_of_a_page_that_stays_incomplete_are_given_back(rig: Rig) -> None:
     space = rig.open_namespace(parts=2)
-    plans = space.put(KEYS, parts=(0,))
-    rig.pass_time(plans.plan_ttl_s - 0.5)
+    space.put(KEYS, parts=(0,))
+    rig.pass_time(TIMEOUT_S - 0.5)
     assert bytes_in(rig, ExtentState.SEALED) == 8 * 4096
     rig.pass_time(1.0)
     assert bytes_in(rig, ExtentState.SEALED) == 0
@@ -247,13 +250,13 @@ def test_parts_of_a_page_that_stays_incomplete_are_given_back(rig: Rig) -> None:
 
 def test_parts_wait_for_a_holder_that_is_away_but_not_lost(rig: Rig) -> None:
     space = rig.open_namespace(parts=2)
-    plans = space.put(KEYS, parts=(0,))
-    rig.pass_time(plans.plan_ttl_s - 0.5)
+    space.put(KEYS, parts=(0,))
+    rig.pass_time(TIMEOUT_S - 0.5)
     rig.workers["w1"].connect()  # its inventory is not compared yet
     rig.pass_time(2.0)
     assert bytes_in(rig, ExtentState.SEALED) == 8 * 4096
     rig.workers["w1"].join()
-    rig.pass_time(plans.plan_ttl_s + 0.5)
+    rig.pass_time(TIMEOUT_S + 0.5)
     assert bytes_in(rig, ExtentState.SEALED) == 0
 
 
@@ -261,8 +264,9 @@ def test_parts_wait_as_long_as_a_put_of_the_others_goes_on() -> None:
     rig = Rig(Tunables(put_bytes_per_s_min=4096))
     rig.add_worker()
     space = rig.open_namespace(parts=2)
-    assert space.put(KEYS[:32], parts=(0,)).plan_ttl_s == 6.0
-    assert space.plans(KEYS, parts=(1,)).plan_ttl_s == 13.0
+    space.put(KEYS[:32], parts=(0,))
+    space.plans(KEYS, parts=(1,))
+    assert [put.timeout_s for put in rig.engine_owner().puts.values()] == [13.0]
     rig.pass_time(12.0)
     assert bytes_in(rig, ExtentState.SEALED) == 4096
     rig.pass_time(10.0)
@@ -271,8 +275,8 @@ def test_parts_wait_as_long_as_a_put_of_the_others_goes_on() -> None:
 
 def test_later_parts_keep_earlier_ones(rig: Rig) -> None:
     space = rig.open_namespace(parts=2)
-    plans = space.put(KEYS, parts=(0,))
-    rig.pass_time(plans.plan_ttl_s - 0.5)
+    space.put(KEYS, parts=(0,))
+    rig.pass_time(TIMEOUT_S - 0.5)
     second = space.plans(KEYS, parts=(1,))
     rig.pass_time(2.0)
     space.report(space.write(second, KEYS))

@@ -31,7 +31,6 @@ class BeginPut(Message, frozen=True, tag=32):
     timeout_s: float
     wait: bool = True
     ttl_s: float | None = None
-    replicas: int | None = None
 
 
 class PlanSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -69,8 +68,6 @@ class PutPlans(Message, frozen=True, tag=33):
     """Master to client. Every (page, part) asked for is in exactly one of the three lists."""
 
     epoch: int
-    plan_ttl_s: float
-    """The put fails when none of its extents is sealed for this long."""
     segments: tuple[SegmentRef, ...]
     spans: tuple[PlanSpan, ...]
     present: tuple[PageRange, ...]
