@@ -15,7 +15,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
-from kvstore.rpc.address import bind, bound_address
+from kvstore.rpc.address import LOCAL_SEND_BYTES, bind, bound_address, tune
 from kvstore.rpc.dialling import accept, dial
 from kvstore.rpc.frame_socket import FrameSocket
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
@@ -261,6 +261,14 @@ def test_descriptors_over_tcp_are_our_bug() -> None:
     one, other = tcp_pair()
     with closing(FrameSocket(one)) as ours, other, pytest.raises(AssertionError):
         ours.send(FrameKind.REQUEST, 1, AttachBuffer(1, 4), [other.fileno()])
+
+
+def test_what_is_under_way_within_a_host_fits_its_caches() -> None:
+    one, other = tcp_pair()
+    with one, other:
+        tune(one)
+        twice = 2 * LOCAL_SEND_BYTES  # the kernel counts its own bookkeeping too
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= twice
 
 
 ENGINE = Identity(Role.ENGINE, name="engine")
