@@ -11,16 +11,15 @@ from policies.placement.most_free import MostFree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
 
 T = TypeVar("T")
 
-EVICTION: Final[dict[str, Callable[[], EvictionPolicy]]] = {"lrfu": AgedFrequency}
+EVICTION: Final[dict[str, Callable[[], AgedFrequency]]] = {"lrfu": AgedFrequency}
 PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostFree}
 
 
-def eviction(name: str) -> EvictionPolicy:
+def eviction(name: str) -> AgedFrequency:
     """A new eviction policy; ConfigError, naming the known ones, when there is none of this name.
 
     It has state of its own: one pool, one policy.

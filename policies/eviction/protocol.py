@@ -1,24 +1,68 @@
-"""What an eviction policy decides: scores. The caller finds victims and obeys leases and leaves."""
+"""What an eviction policy decides: scores. The caller finds victims and obeys leases and leaves.
+
+The caller keeps a policy's three numbers with each run of pages, hands them in with every
+notification and otherwise lets them be: a run that is split gives both halves the same numbers.
+It, not the policy, sees to it that nothing leased, pinned or half written goes, and that tails go
+first.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from policies.hints import Hints
+    from policies.parameters import Parameters
+
+
+class Entry(Protocol):
+    """A run of pages as a policy sees it. Only the policy writes these."""
+
+    heat: float
+    """Whatever the policy needs; most keep what they order by."""
+    touches: int
+    """Accesses, as far as they are remembered; the put is the first."""
+    touched_s: float
+    """Time of the last one."""
+
+    def __len__(self) -> int:
+        """How many pages."""
+        ...
 
 
 class EvictionPolicy(Protocol):
-    """Scores of runs of pages; the lowest goes first. Times in seconds of one monotonic clock.
+    """Order of runs of pages; the lowest score goes first. Times in seconds of a monotonic clock.
 
-    Told of what happens, it proposes; it reads no clock and sees no page.
+    Told of what happens, it proposes; it reads no clock and sees no page. One pool, one policy:
+    what it learns is state of its own.
     """
 
-    def entered(self, key: bytes, now_s: float) -> float:
-        """Score of a run that was just put; `key` is its first page."""
+    parameters: Parameters
+    """May be replaced by others of the same type at any time."""
+
+    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
+        """`pages` pages from `key` on were just put; sets all three numbers of `entry`.
+
+        `entry` may be a pattern whose length says nothing yet.
+        """
         ...
 
-    def touched(self, score: float, now_s: float) -> float:
-        """Score after an access, for a run that had `score`."""
+    def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
+        """All pages of `entry` were used again."""
         ...
 
-    def evicted(self, key: bytes, score: float) -> None:
-        """Pages from `key` on left with this score; they may come back."""
+    def score(self, entry: Entry, now_s: float) -> float:
+        """Where it stands now. Asked for candidates only, so that it may depend on the time."""
+        ...
+
+    def spares(self, entry: Entry, now_s: float) -> bool:
+        """Whether the chosen victim is moved on in the order instead (and was, if so)."""
+        ...
+
+    def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
+        """The last `pages` pages of `entry`, from `key` on, left; they may come back."""
+        ...
+
+    def resize(self, pages: int) -> None:
+        """So many pages are in the pool now: what is remembered of others is bounded by it."""
         ...

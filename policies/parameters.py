@@ -1,0 +1,39 @@
+"""Parameters of policies: read from what a file, an option or an operator wrote, with bounds.
+
+A policy's parameters are a frozen struct whose annotations carry the bounds; a policy takes new
+ones at any time by being handed another struct.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of one policy. Fields are numbers with defaults and bounds (msgspec.Meta)."""
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+def amended(current: P, written: Mapping[str, object]) -> P:
+    """`current` with what is written in the place of its values; numbers may come as text.
+
+    ConfigError names the parameters that exist, or the one whose value is out of bounds.
+    """
+    kind = type(current)
+    known = kind.__struct_fields__
+    for name in written:
+        if name not in known:
+            raise ConfigError(f"{name}: no such parameter, known are {', '.join(known) or 'none'}")
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(current), **written}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"parameters: {error}") from error
