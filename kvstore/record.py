@@ -7,6 +7,7 @@ byte. It names its own place, so a misdirected write shows. Written by the ownin
 from __future__ import annotations
 
 import struct
+from array import array
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,6 @@ from kvstore.errors import CorruptPage
 from kvstore.ids import KEY_BYTES, Generation, Incarnation, PageKey
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Iterable
 
 RECORD_BYTES: Final = 192
@@ -28,6 +28,14 @@ _HEAD: Final = struct.Struct("<IB3xHxx4x32sQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _STATE_AT: Final = 4
 """Where the state byte lies: after the magic."""
+_WORDS: Final = RECORD_BYTES // 8
+_KEY_WORDS: Final = KEY_BYTES // 8
+_KEY_WORD: Final = 2
+_PAYLOAD_CHECKSUM_WORD: Final = 10
+_OFFSET_WORD: Final = 11
+_PARENT_WORD: Final = 14
+_CHECKSUM_WORD: Final = _WORDS - 1
+"""Where fields lie, in words of 8 bytes (hosts are little-endian, as the columns on the wire)."""
 _DIGEST_ROW: Final = struct.Struct("<IBQ")
 assert _BODY.size + _CHECKSUM.size == RECORD_BYTES
 
@@ -102,10 +110,10 @@ def pack_record(record: Record) -> bytes:
 class RecordBatch:
     """Records of consecutive pages of one put, packed together: one copy writes a run of slots.
 
-    Equal to `pack_record` of each, at a third of its time, and restated in place.
+    Equal to `pack_record` of each, at a fraction of its time, and restated in place.
     """
 
-    __slots__ = ("_packed", "_view")
+    __slots__ = ("_packed", "_view", "_words")
 
     def __init__(
         self,
@@ -115,18 +123,20 @@ class RecordBatch:
         checksums: array[int],
     ) -> None:
         """`first` is the first page's record; the columns have one entry a page, it included."""
-        self._packed = bytearray(len(offsets) * RECORD_BYTES)
+        count = len(offsets)
+        self._packed = bytearray(pack_record(first)) * count
         self._view = memoryview(self._packed)
-        parent: bytes = first.parent
-        for i, (offset, checksum) in enumerate(zip(offsets, checksums, strict=True)):
-            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
-            _BODY.pack_into(
-                self._packed, i * RECORD_BYTES, _MAGIC, first.state, first.codec, first.flags,
-                first.part, first.token_count, key, first.generation, first.incarnation,
-                first.payload_bytes, first.stored_bytes, checksum, offset, first.size_class,
-                first.namespace_ordinal, parent, first.name_offset,
-            )  # fmt: skip
-            parent = key
+        self._words = self._view.cast("Q")
+        if count == 1:
+            return
+        # Column by column: what differs from page to page lies on words of the record.
+        words, own = self._words, memoryview(keys).cast("Q")
+        parents = memoryview(first.parent + keys[:-KEY_BYTES]).cast("Q")
+        for word in range(_KEY_WORDS):
+            words[_KEY_WORD + word :: _WORDS] = own[word::_KEY_WORDS]
+            words[_PARENT_WORD + word :: _WORDS] = parents[word::_KEY_WORDS]
+        words[_PAYLOAD_CHECKSUM_WORD::_WORDS] = memoryview(checksums)
+        words[_OFFSET_WORD::_WORDS] = memoryview(offsets)
         self._check_all()
 
     def restate(self, state: RecordState) -> None:
@@ -141,9 +151,10 @@ class RecordBatch:
         return self._view[start * RECORD_BYTES : stop * RECORD_BYTES]
 
     def _check_all(self) -> None:
-        digest, view = xxhash.xxh3_64_intdigest, self._view
-        for at in range(0, len(view), RECORD_BYTES):
-            _CHECKSUM.pack_into(view, at + _BODY.size, digest(view[at : at + _BODY.size]))
+        digest, view, body = xxhash.xxh3_64_intdigest, self._view, _BODY.size
+        rows = range(0, len(view), RECORD_BYTES)
+        checks = array("Q", [digest(view[at : at + body]) for at in rows])
+        self._words[_CHECKSUM_WORD::_WORDS] = memoryview(checks)
 
 
 def unpack_record(data: bytes | memoryview) -> Record | None:

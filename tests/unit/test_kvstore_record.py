@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+
+import msgspec
 import pytest
 import xxhash
 from hypothesis import given
@@ -12,6 +15,7 @@ from kvstore.ids import Generation, Incarnation, PageKey
 from kvstore.record import (
     RECORD_BYTES,
     Record,
+    RecordBatch,
     RecordFlag,
     RecordState,
     is_sealed_as,
@@ -58,6 +62,28 @@ def test_records_come_back(record: Record) -> None:
     assert len(packed) == RECORD_BYTES
     assert unpack_record(packed) == record
     assert unpack_record(memoryview(packed)) == record
+
+
+@given(records, st.lists(st.tuples(keys, u64, u64), max_size=5), st.sampled_from(RecordState))
+def test_a_batch_is_its_records_packed_one_by_one(
+    first: Record, others: list[tuple[PageKey, int, int]], state: RecordState
+) -> None:
+    rows = [(first.key, first.offset, first.checksum), *others]
+    batch = RecordBatch(
+        first,
+        b"".join(key for key, _, _ in rows),
+        array("Q", (offset for _, offset, _ in rows)),
+        array("Q", (checksum for _, _, checksum in rows)),
+    )
+    parents = [first.parent, *(key for key, _, _ in rows)]
+    singles = [
+        msgspec.structs.replace(first, key=key, parent=parent, offset=offset, checksum=checksum)
+        for (key, offset, checksum), parent in zip(rows, parents, strict=False)
+    ]
+    assert batch.packed(0, len(rows)) == b"".join(map(pack_record, singles))
+    batch.restate(state)
+    restated = (msgspec.structs.replace(each, state=state) for each in singles)
+    assert batch.packed(0, len(rows)) == b"".join(map(pack_record, restated))
 
 
 @given(records, st.integers(0, RECORD_BYTES * 8 - 1))
