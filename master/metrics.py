@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from kvstore.wire.messages.reads import Status
 
-CONTENT_TYPE: Final = "text/plain"
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
 """Invariant I27: nothing in the loop over 50 ms."""
 SEGMENT_STATES: Final = ("free", "reserved", "sealed", "retired", "quarantined")

@@ -17,7 +17,7 @@ from kvstore.clock import SystemClock
 from kvstore.coordination.sqlite import SqliteStore
 from kvstore.errors import ConfigError, InvariantBroken
 from kvstore.rpc.identity import ListenerIdentity, Role
-from master.admin import AdminPages
+from master.admin import admin_pages
 from master.event_dump import dump_events
 from master.service import MasterService
 from master.state import MasterState
@@ -58,7 +58,7 @@ async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
             await service.listen(f"unix:{config.unix}")
         admin = None
         if config.admin is not None:
-            pages = AdminPages(service.look)
+            pages = admin_pages(service.look)
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)
         unix = None if config.unix is None else str(config.unix)

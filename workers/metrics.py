@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-CONTENT_TYPE: Final = "text/plain"
 _NAMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}
 _OK: Final = int(Outcome.OK)
 

@@ -22,7 +22,7 @@ from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.transfer.mooncake_process import EngineSettings
 from kvstore.wire.messages.common import Address
-from workers.admin import AdminPages
+from workers.admin import admin_pages
 from workers.control_link import ControlLink
 from workers.extent_table import SegmentTable
 from workers.listeners import Listeners
@@ -87,7 +87,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         undo.callback(listeners.close)
         admin = None
         if config.admin is not None:
-            pages = AdminPages(lambda: look(service, listeners, cluster.name, config.id))
+            pages = admin_pages(lambda: look(service, listeners, cluster.name, config.id))
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)
         _announce(config, cluster.name, unix, tcp, admin)

@@ -1,4 +1,4 @@
-"""The master's HTTP pages over loopback: what they say, and who may reach them."""
+"""The master's HTTP pages over loopback: what they say."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 from typing import TYPE_CHECKING
 
 import aiohttp
-import pytest
 
-from kvstore.errors import ConfigError
 from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
-from master.admin import AdminPages
+from master.admin import admin_pages
 from master.metrics import LagHistogram, ShellCounts, exposition
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ def serve(use: Callable[[Get], Awaitable[None]]) -> None:
     """Serve the pages on a free port while `use` asks for them."""
 
     async def life() -> None:
-        pages = AdminPages(lambda: (STATUS, counts()))
+        pages = admin_pages(lambda: (STATUS, counts()))
         address = await pages.listen("127.0.0.1:0", None)
         try:
             async with aiohttp.ClientSession(f"http://{address}") as client:
@@ -104,36 +102,6 @@ def test_metrics_are_prometheus_text() -> None:
             assert line in lines, line
 
     serve(use)
-
-
-def test_nothing_else_is_served_and_nothing_is_taken() -> None:
-    async def use(get: Get) -> None:
-        assert (await get("/")).status == 404
-        assert (await get("/debug")).status == 404
-
-    serve(use)
-
-
-def test_pages_stay_on_this_host_without_a_secret() -> None:
-    async def life() -> None:
-        pages = AdminPages(lambda: (STATUS, counts()))
-        with pytest.raises(ConfigError, match="other hosts"):
-            await pages.listen("0.0.0.0:0", None)
-        await pages.close()
-
-    asyncio.run(life())
-
-
-def test_a_taken_address_is_named() -> None:
-    async def life() -> None:
-        first, second = (AdminPages(lambda: (STATUS, counts())) for _ in range(2))
-        address = await first.listen("127.0.0.1:0", None)
-        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
-            await second.listen(address, None)
-        await first.close()
-        await second.close()
-
-    asyncio.run(life())
 
 
 def test_lag_is_counted_by_how_late_it_was() -> None:

