@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tidy import owners
+from tests.tidy.bans import matches
 from tests.tidy.sources import PACKAGES, Source, sources
 
 OFFENDERS = [
@@ -30,6 +31,12 @@ ALLOWED = [
 def test_every_third_party_package_stays_with_its_owner() -> None:
     found = [line for source in sources(PACKAGES) for line in owners.strangers(source)]
     assert not found, "\n".join(found)
+
+
+def test_every_owner_exists() -> None:
+    paths = [source.path for source in sources(PACKAGES)]
+    patterns = {pattern for each in owners.OWNERS.values() for pattern in each}
+    assert not [each for each in patterns if not any(matches(path, (each,)) for path in paths)]
 
 
 @pytest.mark.parametrize(("path", "text"), OFFENDERS)
