@@ -143,6 +143,8 @@ def checksum_seeds(keys: bytes, part: int) -> list[int]:
 
 seeded_checksum: Final = xxhash.xxh3_64_intdigest
 """seeded_checksum(payload, seed): `payload_checksum` where the seed is known already."""
+growing_checksum: Final = xxhash.xxh3_64
+"""growing_checksum(seed=seed): the same of a payload that comes in pieces, by `update`."""
 
 
 def payload_checksum(payload: bytes | memoryview, key: bytes, part: int) -> int:

@@ -81,10 +81,12 @@ class EnginePages:
         """Copy one group of pages. When this raises, the engine that was at it has ended (I6)."""
         first = target.address - self._segment.payload_address
         offsets = array("Q", range(first, first + target.count * target.stride, target.stride))
-        source = EngineSource(self._peer, self._addresses[page : page + target.count].tobytes())
+        places = self._addresses[page : page + target.count]
+        addresses = array("Q", (place + target.start for place in places))
+        source = EngineSource(self._peer, addresses.tobytes())
         try:
             self._copy.run(
-                self._segment.id, source, offsets.tobytes(), target.part_bytes, self._deadline_s
+                self._segment.id, source, offsets.tobytes(), target.size_bytes, self._deadline_s
             )
         except KVStoreError as error:
             raise PullFailed(Outcome.TRANSPORT, str(error)) from error

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from array import array
-from dataclasses import dataclass
+from operator import eq
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.ids import KEY_BYTES, Generation, PageKey
-from kvstore.page import checksum_seeds, seeded_checksum
+from kvstore.page import checksum_seeds, growing_checksum, seeded_checksum
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.common import Outcome
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger(__name__)
 
-GROUP_BYTES: Final = 1 * limits.MIB
-"""Copied, then hashed while still in the cache; a cancelled pull stops between two groups."""
+GROUP_BYTES: Final = 512 * limits.KIB
+"""Copied, then hashed while still in the core's own cache; a cancelled pull stops between two."""
 SCRATCH_BYTES: Final = 256 * limits.KIB
 
 
@@ -48,28 +50,30 @@ class PullFailed(KVStoreError):
         self.outcome = outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Extents that are neighbours, as the place to bring pages to."""
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """Extents that are neighbours, as the place to bring pages to, or a piece of one page."""
 
     view: memoryview
     address: int
-    part_bytes: int
+    size_bytes: int
+    """What to bring of each page."""
     stride: int
     """Bytes from one page's place to the next's; the gap belongs to nobody."""
     count: int
+    start: int = 0
+    """Where in the page to begin: not 0 only for a page that comes in pieces, alone."""
 
 
 class Source(Protocol):
     """Where one request's pages come from. Used by one thread, but for `cancel`."""
 
     group_bytes: int
-    """How much to ask for at once; what was asked for is hashed next."""
+    """How much to ask for at once; what was asked for is hashed next. Larger pages are cut."""
 
     def fill(self, page: int, target: Target) -> None:
         """Bring pages [page, page + target.count) of the request. Raises PullFailed.
 
-        Pages are asked for in rising order, each at most once. When this returns or raises,
+        Bytes are asked for in rising order, each at most once. When this returns or raises,
         nothing of it writes into the target any more.
         """
         ...
@@ -92,20 +96,21 @@ class BufferSource:
             raise BadValue("source.offsets", max(offsets), want)
         self._base = buffer.address
         self._offsets = offsets
+        count = len(offsets)
+        self._are_neighbours = count > 0 and offsets == array(
+            "Q", range(offsets[0], offsets[0] + count * part_bytes, part_bytes)
+        )
 
     def fill(self, page: int, target: Target) -> None:
-        """Copy; runs of pages that are neighbours on both sides go at once."""
-        offsets, size = self._offsets, target.part_bytes
-        done = 0
-        while done < target.count:
-            start = offsets[page + done]
-            run, expected = 1, start + size
-            if target.stride == size:
-                while done + run < target.count and offsets[page + done + run] == expected:
-                    run, expected = run + 1, expected + size
-            to = target.address + done * target.stride
-            copy_bytes(to, self._base + start, run * size)
-            done += run
+        """Copy; at once where the pages are neighbours on both sides."""
+        size, stride, count = target.size_bytes, target.stride, target.count
+        to, base = target.address, self._base + target.start
+        if count == 1 or (stride == size and self._are_neighbours):
+            copy_bytes(to, base + self._offsets[page], count * size)
+            return
+        for offset in self._offsets[page : page + count]:
+            copy_bytes(to, base + offset, size)
+            to += stride
 
     def cancel(self) -> None:
         """A group of copies ends by itself."""
@@ -119,29 +124,31 @@ class StreamSource:
     def __init__(self, link: FrameSocket, pages: int, part_bytes: int, now_s: float) -> None:
         """Read from `link`; the whole must have come by one put timeout from `now_s`."""
         self._link = link
-        self._pages = pages
         self._part_bytes = part_bytes
-        self._deadline_s = now_s + limits.put_timeout_s(pages * part_bytes)
-        self._next = 0
+        self._end = pages * part_bytes
+        self._deadline_s = now_s + limits.put_timeout_s(self._end)
+        self._at = 0
 
     def fill(self, page: int, target: Target) -> None:
         """Receive straight into the extents, past the pages that nobody wants."""
-        self._skip_to(page)
-        size, stride = target.part_bytes, target.stride
-        starts = range(0, target.count * stride, stride)
-        views = [target.view[start : start + size] for start in starts]
-        self._receive([target.view] if stride == size else views)
-        self._next += target.count
+        self._skip_to(page * self._part_bytes + target.start)
+        size, stride, count = target.size_bytes, target.stride, target.count
+        views = [target.view]
+        if stride != size:
+            starts = range(0, count * stride, stride)
+            views = [target.view[start : start + size] for start in starts]
+        self._receive(views)
+        self._at += count * size
 
     @property
     def is_finished(self) -> bool:
         """Whether the next frame can be read."""
-        return self._next == self._pages
+        return self._at == self._end
 
     def finish(self) -> None:
         """Read past what is left. Unavailable when the connection has ended."""
         try:
-            self._skip_to(self._pages)
+            self._skip_to(self._end)
         except PullFailed as error:
             raise Unavailable(str(error)) from error
 
@@ -149,8 +156,8 @@ class StreamSource:
         """End the connection: what is in flight is not waited for."""
         self._link.shutdown()
 
-    def _skip_to(self, page: int) -> None:
-        left = (page - self._next) * self._part_bytes
+    def _skip_to(self, at: int) -> None:
+        left = at - self._at
         if not left:
             return
         scratch = memoryview(bytearray(min(left, SCRATCH_BYTES)))
@@ -158,7 +165,7 @@ class StreamSource:
             piece = scratch[: min(left, len(scratch))]
             self._receive([piece])
             left -= len(piece)
-        self._next = page
+        self._at = at
 
     def _receive(self, views: list[memoryview]) -> None:
         try:
@@ -173,14 +180,14 @@ class Pull:
 
     def __init__(self, segment: Segment, start: StartPull, source: Source) -> None:
         """Nothing is touched yet."""
+        message = start.message
         self._segment = segment
         self._start = start
         self._source = source
-        self._keys = start.message.keys
-        self._offsets = array("Q", start.message.offsets)
-        self._checksums = array("Q", start.message.checksums)
-        self._seeds = checksum_seeds(self._keys, start.message.part)
-        self._outcomes = bytearray((Outcome.FENCED,)) * len(self._offsets)
+        self._offsets = array("Q", message.offsets)
+        self._checksums = array("Q", message.checksums)
+        self._seeds = checksum_seeds(message.keys, message.part)
+        self._outcomes = bytearray((Outcome.FENCED,)) * len(self._seeds)
         self._is_cancelled = False
         self._failed: Outcome | None = None
 
@@ -207,14 +214,16 @@ class Pull:
         size_class, locks = self._start.size_class, self._segment.locks
         granted = locks.try_lock(stretch, size_class)
         try:
+            if all(granted):
+                self._pull_locked(stretch)
+                return
             for part in _runs(stretch, granted, size_class):
                 self._pull_locked(part)
         finally:
             locks.unlock(stretch, size_class)
-        if not all(granted):
-            for i, is_granted in enumerate(granted):
-                if not is_granted:
-                    self._outcomes[stretch.page + i] = Outcome.BUSY
+        for i, is_granted in enumerate(granted):
+            if not is_granted:
+                self._outcomes[stretch.page + i] = Outcome.BUSY
 
     def _pull_locked(self, stretch: Stretch) -> None:
         """Fill a locked stretch; its records end SEALED or FREE, whatever happens."""
@@ -226,70 +235,91 @@ class Pull:
             LOG.warning("%s: no memory for a record table: %s", self._segment.id, error)
             self._outcomes[page:stop] = bytes((Outcome.OUT_OF_SPACE,)) * stretch.count
             return
-        batch = self._records(stretch)
+        wanted = self._checksums[page:stop]
+        batch = self._records(stretch, wanted)
         records.write(stretch, batch, 0, stretch.count)
-        self._outcomes[page:stop] = self._fill(stretch)
+        outcomes = self._fill(stretch, wanted.tolist())
+        self._outcomes[page:stop] = outcomes
         batch.restate(RecordState.SEALED)
-        if not any(self._outcomes[page:stop]):
+        if not any(outcomes):
             records.write(stretch, batch, 0, stretch.count)
             return
-        for i in range(stretch.count):
+        for i, outcome in enumerate(outcomes):
             each = _part(stretch, i, 1, size_class)
-            if self._outcomes[page + i] == Outcome.OK:
+            if outcome == Outcome.OK:
                 records.write(each, batch, i, i + 1)
             else:
                 records.write_free(each, size_class)
 
-    def _records(self, stretch: Stretch) -> RecordBatch:
-        message, page, stop = self._start.message, stretch.page, stretch.page + stretch.count
-        keys = self._keys[page * KEY_BYTES : stop * KEY_BYTES]
-        parent = message.parent if not page else self._keys[(page - 1) * KEY_BYTES :][:KEY_BYTES]
+    def _records(self, stretch: Stretch, checksums: array[int]) -> RecordBatch:
+        message, page = self._start.message, stretch.page
+        at = page * KEY_BYTES
+        keys = message.keys[at : at + stretch.count * KEY_BYTES]
+        parent = message.keys[at - KEY_BYTES : at] if page else message.parent
         first = Record(
             RecordState.RESERVED, PageKey(keys[:KEY_BYTES]), message.part,
             Generation(message.generation), self._segment.incarnation, message.part_bytes,
-            self._checksums[page], self._offsets[page], self._start.size_class,
-            message.namespace_ordinal, PageKey(parent), message.token_count,
-            stored_bytes=message.part_bytes,
+            checksums[0], stretch.offset, self._start.size_class, message.namespace_ordinal,
+            PageKey(parent), message.token_count, stored_bytes=message.part_bytes,
         )  # fmt: skip
-        return RecordBatch(first, keys, self._offsets[page:stop], self._checksums[page:stop])
+        offsets = self._offsets[page : page + stretch.count]
+        return RecordBatch(first, keys, offsets, checksums)
 
-    def _fill(self, stretch: Stretch) -> bytes:
+    def _fill(self, stretch: Stretch, wanted: list[int]) -> bytes:
         """Copy and hash in groups; an Outcome a page."""
-        outcomes = bytearray()
-        step = max(1, self._source.group_bytes // self._start.size_class)
-        for start in range(0, stretch.count, step):
-            count = min(step, stretch.count - start)
-            part = _part(stretch, start, count, self._start.size_class)
-            try:
-                if self._failed is None and not self._is_cancelled:
-                    outcomes += self._fill_group(part)
-                    continue
-            except PullFailed as error:
-                LOG.info("%s: pull failed: %s", self._segment.id, error)
-                self._failed = error.outcome
-            except Exception:
-                LOG.exception("%s: pull failed", self._segment.id)
-                self._failed = Outcome.TRANSPORT
+        stride, count, outcomes = self._start.size_class, stretch.count, bytearray()
+        group = self._source.group_bytes // stride
+        try:
+            while len(outcomes) < count and self._failed is None and not self._is_cancelled:
+                done = len(outcomes)
+                page, offset = stretch.page + done, stretch.offset + done * stride
+                if group:
+                    some = wanted[done : done + group]
+                    outcomes += self._fill_pages(page, offset, some)
+                else:
+                    outcomes.append(self._fill_large(page, offset, wanted[done]))
+        except PullFailed as error:
+            LOG.info("%s: pull failed: %s", self._segment.id, error)
+            self._failed = error.outcome
+        except Exception:
+            LOG.exception("%s: pull failed", self._segment.id)
+            self._failed = Outcome.TRANSPORT
+        if len(outcomes) < count:
             why = Outcome.FENCED if self._is_cancelled or self._failed is None else self._failed
-            outcomes += bytes((why,)) * count
+            outcomes += bytes((why,)) * (count - len(outcomes))
         return bytes(outcomes)
 
-    def _fill_group(self, part: Stretch) -> bytes:
-        stride, size, segment = (
-            self._start.size_class, self._start.message.part_bytes, self._segment,
-        )  # fmt: skip
-        view = segment.payload[part.offset : part.offset + part.count * stride]
-        address = segment.payload_address + part.offset
-        target = Target(view, address, size, stride, part.count)
-        self._source.fill(part.page, target)
-        outcomes = bytearray(part.count)
-        seeds, wanted = self._seeds, self._checksums
-        for i, page in enumerate(range(part.page, part.page + part.count)):
-            # payload_checksum, of the extent and not of the source (I3)
-            at = i * stride
-            if seeded_checksum(view[at : at + size], seeds[page]) != wanted[page]:
-                outcomes[i] = Outcome.CHECKSUM
-        return bytes(outcomes)
+    def _fill_pages(self, page: int, offset: int, wanted: list[int]) -> bytes:
+        """Bring neighbours, then hash them where they lie now, not at the source (I3)."""
+        size, stride, count = self._start.message.part_bytes, self._start.size_class, len(wanted)
+        length = count * stride
+        view = self._segment.payload[offset : offset + length]
+        address = self._segment.payload_address + offset
+        self._source.fill(page, Target(view, address, size, stride, count))
+        digest, seeds = seeded_checksum, self._seeds[page : page + count]
+        found = [
+            digest(view[at : at + size], seed)
+            for at, seed in zip(range(0, length, stride), seeds, strict=True)
+        ]
+        if found == wanted:
+            return bytes(count)
+        return bytes(
+            Outcome.OK if is_same else Outcome.CHECKSUM for is_same in map(eq, found, wanted)
+        )
+
+    def _fill_large(self, page: int, offset: int, wanted: int) -> int:
+        """The same for a page that is larger than a group."""
+        size, group = self._start.message.part_bytes, self._source.group_bytes
+        checksum = growing_checksum(seed=self._seeds[page])
+        for start in range(0, size, group):
+            if self._is_cancelled:
+                return Outcome.FENCED
+            at, length = offset + start, min(group, size - start)
+            view = self._segment.payload[at : at + length]
+            address = self._segment.payload_address + at
+            self._source.fill(page, Target(view, address, length, length, 1, start))
+            checksum.update(view)
+        return Outcome.OK if checksum.intdigest() == wanted else Outcome.CHECKSUM
 
 
 def _part(stretch: Stretch, start: int, count: int, size_class: int) -> Stretch:
@@ -302,8 +332,6 @@ def _part(stretch: Stretch, start: int, count: int, size_class: int) -> Stretch:
 
 def _runs(stretch: Stretch, granted: bytes, size_class: int) -> list[Stretch]:
     """The locked extents of a stretch, as runs of neighbours."""
-    if all(granted):
-        return [stretch]
     found: list[Stretch] = []
     start = granted.find(1)
     while start >= 0:

@@ -19,6 +19,7 @@ from kvstore.wire.messages.transfers import AttachBuffer, DetachBuffer, FindEngi
 from tests.contract.worker_rig import OFFSETS, Rig, is_silent, order, pool, read, soon, streamed
 from tests.unit.worker_scripts import EPOCH, PAGE
 from tests.unit.worker_segments import Pages, sealed_memfd
+from workers.ingest import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,16 @@ def test_a_put_by_stream(rig: Rig) -> None:
     with rig.client(rig.tcp) as client:
         assert client.reply(client.stream(pages)) == OK
         assert read(client, pages) == (bytes(4), pages.source, bytes(4))
+
+
+def test_a_put_by_stream_of_pages_that_come_in_pieces(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamSource, "group_bytes", 1000)
+    pages = Pages((0, 2 * PAGE), size=PAGE + 7)
+    with rig.client(rig.tcp) as client:
+        assert client.reply(client.stream(pages)) == Ingested(bytes(2))
+        assert read(client, pages) == (bytes(2), pages.source, bytes(2))
 
 
 def test_pipelined_puts_are_all_answered(rig: Rig) -> None:

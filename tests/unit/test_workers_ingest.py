@@ -17,14 +17,13 @@ from kvstore.wire.messages.common import Outcome
 from tests.unit.worker_scripts import CHUNK, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened, sealed_memfd
 from workers import ingest
-from workers.ingest import BufferSource, PullFailed, Target
+from workers.ingest import BufferSource, Pull, PullFailed, Target
 from workers.running_pulls import RunningPulls
 from workers.sharing import ClientBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from workers.ingest import Pull
     from workers.tiers.dram import DramSegment
 
 OFFSETS = (0, PAGE, 2 * PAGE, 5 * PAGE)
@@ -39,15 +38,18 @@ class Given:
         self.pages = pages
         self.before = before
         self.asked: list[int] = []
+        self.starts: list[int] = []
         self.cancelled = 0
 
     def fill(self, page: int, target: Target) -> None:
         """Copy, after `before(page)`."""
         self.asked.append(page)
+        self.starts.append(target.start)
         self.before(page)
         for i in range(target.count):
-            start = i * target.stride
-            target.view[start : start + target.part_bytes] = self.pages.payloads[page + i]
+            to, data = i * target.stride, self.pages.payloads[page + i]
+            piece = data[target.start : target.start + target.size_bytes]
+            target.view[to : to + target.size_bytes] = piece
 
     def cancel(self) -> None:
         """Count."""
@@ -103,8 +105,12 @@ def test_parts_of_any_size(segment: DramSegment, size: int) -> None:
     assert pages.stored(segment) == pages.payloads
 
 
-@given(seed=st.integers(0, 1 << 32), size=st.sampled_from([100, PAGE, 2 * PAGE]))
-def test_any_places_on_both_sides(seed: int, size: int) -> None:
+@given(
+    seed=st.integers(0, 1 << 32),
+    size=st.sampled_from([100, PAGE, 2 * PAGE]),
+    group=st.sampled_from([PAGE, 3 * PAGE, ingest.GROUP_BYTES]),
+)
+def test_any_places_on_both_sides(seed: int, size: int, group: int) -> None:
     random = Random(seed)
     slots = random.sample(range(8), random.randrange(1, 8))
     stride = (size + PAGE - 1) // PAGE * PAGE
@@ -115,11 +121,38 @@ def test_any_places_on_both_sides(seed: int, size: int) -> None:
     with memory_folder() as folder:
         segment, _ = opened(folder / "segment")
         buffer = ClientBuffer(sealed_memfd(data), len(data))
-        outcomes = pages.pull(segment, BufferSource(buffer, places, size)).run()
+        source = BufferSource(buffer, places, size)
+        source.group_bytes = group
+        outcomes = pages.pull(segment, source).run()
         assert not any(outcomes)
         assert pages.stored(segment) == pages.payloads
         buffer.close()
         segment.close()
+
+
+def test_a_page_larger_than_a_group_comes_in_pieces(segment: DramSegment) -> None:
+    size = 3 * PAGE + 100
+    pages = Pages((0, 4 * PAGE), size=size)
+    source = Given(pages)
+    assert not any(pages.pull(segment, source).run())
+    assert source.starts == [0, PAGE, 2 * PAGE, 3 * PAGE] * 2
+    assert pages.stored(segment) == pages.payloads
+
+
+def test_a_piece_that_differs_refuses_its_page_alone(segment: DramSegment) -> None:
+    pages = Pages((0, 3 * PAGE), size=3 * PAGE)
+    pages.payloads[0] = pages.payloads[0][: PAGE + 5] + b"?" + pages.payloads[0][PAGE + 6 :]
+    assert pages.pull(segment, Given(pages)).run() == bytes((Outcome.CHECKSUM, Outcome.OK))
+    assert states(pages, segment) == [RecordState.FREE, RecordState.SEALED]
+
+
+def test_a_cancelled_pull_stops_between_two_pieces(segment: DramSegment) -> None:
+    pages, pull = Pages((0,), size=3 * PAGE), list[Pull]()
+    source = Given(pages, lambda _: pull[0].cancel())
+    pull.append(pages.pull(segment, source))
+    assert pull[0].run() == bytes((Outcome.FENCED,))
+    assert source.starts == [0]
+    assert states(pages, segment) == [RecordState.FREE]
 
 
 def test_bytes_that_differ_from_the_writers_checksum_are_not_sealed(segment: DramSegment) -> None:
@@ -270,4 +303,4 @@ def test_all_pulls_end_when_the_worker_stops(segment: DramSegment) -> None:
 
 
 def test_the_group_size_is_a_fraction_of_a_cache() -> None:
-    assert PAGE <= ingest.GROUP_BYTES <= 8 << 20
+    assert PAGE <= ingest.GROUP_BYTES <= 1 << 20

@@ -1,0 +1,69 @@
+"""What a worker asks of its transfer engine for the groups of a pull."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.puts import EngineSource
+from tests.unit.worker_scripts import PAGE, SEGMENT, packed
+from workers.engine_source import EnginePages
+from workers.ingest import PullFailed, Target
+
+if TYPE_CHECKING:
+    from workers.engine_child import EngineCopy
+    from workers.tiers.tier import Segment
+
+BASE = 1 << 20
+SOURCE = EngineSource("host:1", packed([10_000, 20_000, 30_000]))
+
+
+class Copies:
+    """Takes down what is asked of the engine."""
+
+    def __init__(self, error: Unavailable | None = None) -> None:
+        self.asked: list[tuple[list[int], list[int], int]] = []
+        self.error = error
+
+    def run(
+        self, segment: str, source: EngineSource, offsets: bytes, size: int, deadline_s: float
+    ) -> None:
+        """From these addresses to these offsets, so many bytes each."""
+        assert (segment, source.peer) == (SEGMENT, SOURCE.peer)
+        assert deadline_s > 0
+        places = list(array("Q", source.addresses)), list(array("Q", offsets))
+        self.asked.append((*places, size))
+        if self.error is not None:
+            raise self.error
+
+
+def pages_of(copies: Copies) -> EnginePages:
+    segment = cast("Segment", SimpleNamespace(id=SEGMENT, payload_address=BASE))
+    return EnginePages(cast("EngineCopy", copies), segment, SOURCE, PAGE, now_s=1.0)
+
+
+def target(offset: int, size: int, count: int, start: int = 0) -> Target:
+    return Target(memoryview(b""), BASE + offset, size, PAGE, count, start)
+
+
+def test_neighbours_are_asked_for_at_once() -> None:
+    copies = Copies()
+    pages_of(copies).fill(1, target(8 * PAGE, 100, 2))
+    assert copies.asked == [([20_000, 30_000], [8 * PAGE, 9 * PAGE], 100)]
+
+
+def test_a_piece_of_a_page_is_asked_for_where_it_begins() -> None:
+    copies = Copies()
+    pages_of(copies).fill(2, target(8 * PAGE + 512, 100, 1, start=512))
+    assert copies.asked == [([30_512], [8 * PAGE + 512], 100)]
+
+
+def test_an_engine_that_fails_fails_the_pull() -> None:
+    with pytest.raises(PullFailed) as failed:
+        pages_of(Copies(Unavailable("gone"))).fill(0, target(0, PAGE, 1))
+    assert failed.value.outcome is Outcome.TRANSPORT
