@@ -13,6 +13,7 @@ from kvstore.rpc import handshake
 from kvstore.rpc.address import UnixAddress, is_local, parse_address, tune
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.frame_socket import FrameSocket
+from kvstore.rpc.nearby import PATIENCE_S, connect_nearby, is_same_life
 from kvstore.wire.framing import GREETING_VERSION, FrameKind
 from kvstore.wire.messages.hello import Challenge, Hello, Welcome
 
@@ -23,24 +24,29 @@ if TYPE_CHECKING:
 def dial(address: str, identity: Identity, deadline_s: float) -> tuple[FrameSocket, Welcome]:
     """Connect to "host:port" or "unix:/path" and greet, by the monotonic moment `deadline_s`.
 
+    A listener of this host that was greeted over TCP is met at its Unix socket where it has one.
     Raises Unavailable when nobody answers, DeadlineExceeded when the greeting takes too long
     (then it is probably no listener of ours), and what the handshake raises: AccessDenied,
     VersionMismatch, MalformedMessage.
     """
     patience_s = min(deadline_s, time.monotonic() + limits.HELLO_TIMEOUT_S)
+    sock = _connect(address, patience_s)
+    peer_name = _peer_name(sock)
+    try:
+        link, welcomed = _greet(sock, identity, patience_s)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(f"{address}: no greeting; is it a kvharbor listener?") from error
+    except Unavailable as error:
+        raise Unavailable(f"{address}: {error}") from error
+    except MalformedMessage as error:
+        raise MalformedMessage(f"{address} is no kvharbor listener: {error}") from error
     with contextlib.ExitStack() as undo:
-        link = FrameSocket(_connect(address, patience_s))
         undo.callback(link.close)
-        try:
-            welcomed = _greet(link, identity, patience_s)
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{address}: no greeting; is it a kvharbor listener?") from error
-        except Unavailable as error:
-            raise Unavailable(f"{address}: {error}") from error
-        except MalformedMessage as error:
-            raise MalformedMessage(f"{address} is no kvharbor listener: {error}") from error
-        undo.pop_all()
-    return link, welcomed
+        near = connect_nearby(peer_name, welcomed)
+        again = None if near is None else _greet_again(near, identity, welcomed, deadline_s)
+        if again is None:
+            undo.pop_all()
+    return again or (link, welcomed)
 
 
 def accept(
@@ -86,7 +92,39 @@ def _connect(address: str, deadline_s: float) -> socket.socket:
     return sock
 
 
-def _greet(link: FrameSocket, identity: Identity, deadline_s: float) -> Welcome:
+def _peer_name(sock: socket.socket) -> object:
+    try:
+        return sock.getpeername()
+    except OSError:  # it has gone already, which the greeting will say
+        return None
+
+
+def _greet(
+    sock: socket.socket, identity: Identity, deadline_s: float
+) -> tuple[FrameSocket, Welcome]:
+    with contextlib.ExitStack() as undo:
+        link = FrameSocket(sock)
+        undo.callback(link.close)
+        welcomed = _introduce(link, identity, deadline_s)
+        undo.pop_all()
+    return link, welcomed
+
+
+def _greet_again(
+    near: socket.socket, identity: Identity, met: Welcome, deadline_s: float
+) -> tuple[FrameSocket, Welcome] | None:
+    """What becomes the connection instead, if the listener at `near` is the one that was met."""
+    try:
+        link, welcomed = _greet(near, identity, min(deadline_s, time.monotonic() + PATIENCE_S))
+    except KVStoreError:
+        return None
+    if is_same_life(met, welcomed):
+        return link, welcomed
+    link.close()
+    return None
+
+
+def _introduce(link: FrameSocket, identity: Identity, deadline_s: float) -> Welcome:
     link.set_version(GREETING_VERSION, limits.HELLO_BYTES_MAX)
     challenged = link.receive(deadline_s).message
     said = handshake.hello(identity, challenged, handshake.new_nonce())

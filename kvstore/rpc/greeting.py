@@ -179,6 +179,12 @@ class DiallerGreeting(Greeting):
         else:
             self._peer.set_result(peer)
 
+    @property
+    def peer_name(self) -> object:
+        """Where the other side is, as the socket's `getpeername` gives it."""
+        assert self._transport is not None
+        return self._transport.get_extra_info("peername")
+
     async def opened(self) -> Peer:
         """The Peer once it is greeted. Raises what ended the greeting; if cancelled, ends it."""
         try:

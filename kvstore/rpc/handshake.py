@@ -21,6 +21,7 @@ from kvstore.wire.framing import VERSION_LIMIT
 from kvstore.wire.messages.hello import Challenge, Failure, Hello, Welcome
 
 if TYPE_CHECKING:
+    from kvstore.namespace import FieldValue
     from kvstore.wire.messages.base import Message
 
 NONCE_BYTES: Final = 16
@@ -80,8 +81,10 @@ def welcome(
         )
     if said.role not in listener.roles:
         raise AccessDenied(f"role {said.role!r} is not served here")
-    proof = _listener_proof(listener.secret, challenged, said, version, listener.epoch)
-    return Welcome(version, listener.epoch, proof)
+    local_address = listener.local_address if is_local else ""
+    answer = Welcome(version, listener.epoch, listener.life, local_address, proof=b"")
+    proof = _listener_proof(listener.secret, challenged, said, answer)
+    return Welcome(version, listener.epoch, listener.life, local_address, proof)
 
 
 def check_welcome(
@@ -94,7 +97,7 @@ def check_welcome(
         raise MalformedMessage(f"greeting: got {type(answer).__name__}, want Welcome")
     if answer.version != _common_version(_spoken_by(challenged), identity.versions):
         raise MalformedMessage(f"greeting: Welcome names version {answer.version}")
-    want = _listener_proof(identity.secret, challenged, said, answer.version, answer.epoch)
+    want = _listener_proof(identity.secret, challenged, said, answer)
     if not hmac.compare_digest(want, answer.proof):
         raise AccessDenied("the listener does not prove the cluster secret")
     return answer
@@ -144,33 +147,34 @@ def _with_proof(said: Hello, proof: bytes) -> Hello:
 def _dialler_proof(secret: bytes | None, challenged: Challenge, said: Hello) -> bytes:
     if secret is None:
         return b""
-    return hmac.digest(secret, _transcript(_DIALLER_TAG, challenged, said, 0, 0), "sha256")
+    return hmac.digest(secret, encode_fields(_DIALLER_TAG, _spoken(challenged, said)), "sha256")
 
 
 def _listener_proof(
-    secret: bytes | None, challenged: Challenge, said: Hello, version: int, epoch: int
+    secret: bytes | None, challenged: Challenge, said: Hello, answer: Welcome
 ) -> bytes:
     if secret is None:
         return b""
-    spoken = _transcript(_LISTENER_TAG, challenged, said, version, epoch)
-    return hmac.digest(secret, spoken, "sha256")
+    spoken = [
+        *_spoken(challenged, said),
+        ("version", answer.version),
+        ("epoch", str(answer.epoch)),
+        ("life", answer.life),
+        ("local_address", answer.local_address),
+    ]
+    return hmac.digest(secret, encode_fields(_LISTENER_TAG, spoken), "sha256")
 
 
-def _transcript(tag: bytes, challenged: Challenge, said: Hello, version: int, epoch: int) -> bytes:
-    """Injective bytes of everything said before the proof."""
-    return encode_fields(
-        tag,
-        [
-            ("cluster", challenged.cluster),
-            ("listener_versions", (challenged.version_min, challenged.version_max)),
-            ("listener_nonce", challenged.nonce),
-            ("dialler_versions", (said.version_min, said.version_max)),
-            ("role", said.role),
-            ("tenant", said.tenant),
-            ("name", said.name),
-            ("session", said.session),
-            ("dialler_nonce", said.nonce),
-            ("version", version),
-            ("epoch", str(epoch)),
-        ],
-    )
+def _spoken(challenged: Challenge, said: Hello) -> list[tuple[str, FieldValue]]:
+    """What both have said before the dialler's proof."""
+    return [
+        ("cluster", challenged.cluster),
+        ("listener_versions", (challenged.version_min, challenged.version_max)),
+        ("listener_nonce", challenged.nonce),
+        ("dialler_versions", (said.version_min, said.version_max)),
+        ("role", said.role),
+        ("tenant", said.tenant),
+        ("name", said.name),
+        ("session", said.session),
+        ("dialler_nonce", said.nonce),
+    ]

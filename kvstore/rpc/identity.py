@@ -12,6 +12,7 @@ from kvstore.errors import BadValue
 from kvstore.wire.framing import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
 SESSION_BYTES: Final = 16
+LIFE_BYTES: Final = 16
 
 
 class Role(StrEnum):
@@ -45,6 +46,10 @@ OUR_VERSIONS: Final = VersionRange(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 def new_session() -> bytes:
     """A fresh session token. It survives reconnects, and ends with the process or a fork."""
     return os.urandom(SESSION_BYTES)
+
+
+def _new_life() -> bytes:
+    return os.urandom(LIFE_BYTES)
 
 
 def _check_secret(secret: bytes | None) -> None:
@@ -92,6 +97,10 @@ class ListenerIdentity:
     epoch: int = 0
     """Told to diallers in Welcome; 0 where it means nothing."""
     versions: VersionRange = OUR_VERSIONS
+    local_address: str = ""
+    """A Unix socket of this listener that diallers of this host are told of; "" for none."""
+    life: bytes = field(default_factory=_new_life)
+    """By which a dialler knows at one address whom it met at another."""
 
     def __post_init__(self) -> None:
         """Raise BadValue for an empty secret, which would look like one and protect nothing."""

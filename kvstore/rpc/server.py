@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import DeadlineExceeded, OutOfSpace, Unavailable
+from kvstore.errors import DeadlineExceeded, KVStoreError, OutOfSpace, Unavailable
 from kvstore.rpc.acceptor import Acceptor
 from kvstore.rpc.address import UnixAddress, bind, bound_address, is_local, parse_address, tune
 from kvstore.rpc.greeting import DiallerGreeting, ListenerGreeting
+from kvstore.rpc.nearby import PATIENCE_S, connect_nearby, is_same_life
 from kvstore.rpc.peer import Peer
 
 if TYPE_CHECKING:
@@ -160,25 +160,63 @@ async def dial_peer(
 ) -> Peer:
     """Connect and greet; the open Peer, whose `welcome` holds the listener's answer.
 
+    A listener of this host that was greeted over TCP is met at its Unix socket where it has one.
     Raises Unavailable, DeadlineExceeded, AccessDenied, VersionMismatch or MalformedMessage.
     """
     where = parse_address(address)
     loop = asyncio.get_running_loop()
-    greeting = DiallerGreeting(identity, partial(_dialled, on_request, on_close))
+    deadline_s = loop.time() + timeout_s
+    unwanted: list[Peer] = []
+
+    def closed(peer: Peer) -> None:
+        if peer not in unwanted:
+            on_close(peer)
+
+    def welcomed(welcome: Welcome) -> Peer:
+        return Peer(on_request, closed, welcome.version, welcome=welcome)
+
+    greeting = DiallerGreeting(identity, welcomed)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout_at(deadline_s):
             if isinstance(where, UnixAddress):
                 await loop.create_unix_connection(lambda: greeting, where.path)
             else:
                 await loop.create_connection(lambda: greeting, where.host, where.port)
-            return await greeting.opened()
+            peer = await greeting.opened()
     except TimeoutError as error:
         raise DeadlineExceeded(f"{address}: no greeting; is it a kvharbor listener?") from error
     except OSError as error:
         raise Unavailable(f"cannot reach {address}: {error.strerror or error}") from error
     finally:
         greeting.abandon()
+    assert peer.welcome is not None
+    sock = connect_nearby(greeting.peer_name, peer.welcome)
+    if sock is None:
+        return peer
+    try:
+        near = await _greet_at(sock, DiallerGreeting(identity, welcomed), deadline_s)
+    except asyncio.CancelledError:
+        peer.close()
+        raise
+    if near is None:
+        return peer
+    assert near.welcome is not None
+    best, other = (near, peer) if is_same_life(peer.welcome, near.welcome) else (peer, near)
+    unwanted.append(other)
+    other.close()
+    return best
 
 
-def _dialled(on_request: RequestHandler, on_close: CloseHandler, welcome: Welcome) -> Peer:
-    return Peer(on_request, on_close, welcome.version, welcome=welcome)
+async def _greet_at(
+    sock: socket.socket, greeting: DiallerGreeting, deadline_s: float
+) -> Peer | None:
+    """Whoever listens at the other end of a connected Unix socket, if it greets in time."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(min(deadline_s, loop.time() + PATIENCE_S)):
+            await loop.create_unix_connection(lambda: greeting, sock=sock)
+            return await greeting.opened()
+    except (TimeoutError, OSError, KVStoreError):
+        return None
+    finally:
+        greeting.abandon()

@@ -57,7 +57,9 @@ def scripted() -> Iterator[tuple[Connection, FrameSocket]]:
     ours, theirs = socket.socketpair()
     with (
         closing(FrameSocket(theirs, PROTOCOL_VERSION)) as peer,
-        closing(Connection(FrameSocket(ours, PROTOCOL_VERSION), Welcome(1, 0, b""))) as opened,
+        closing(
+            Connection(FrameSocket(ours, PROTOCOL_VERSION), Welcome(1, 0, b"", "", b""))
+        ) as opened,
     ):
         yield opened, peer
 
@@ -272,7 +274,7 @@ def test_an_interrupted_reader_breaks_the_connection_but_not_the_others() -> Non
     with (
         closing(FrameSocket(theirs, PROTOCOL_VERSION)) as peer,
         closing(
-            Connection(InterruptibleSocket(ours, PROTOCOL_VERSION), Welcome(1, 0, b""))
+            Connection(InterruptibleSocket(ours, PROTOCOL_VERSION), Welcome(1, 0, b"", "", b""))
         ) as opened,
         ThreadPoolExecutor(2) as pool,
     ):

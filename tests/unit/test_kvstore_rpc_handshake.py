@@ -71,9 +71,35 @@ def test_a_listener_that_knows_no_secret_is_refused_by_a_dialler_that_does() -> 
     challenged = handshake.challenge(OPEN_LISTENER, NONCE)
     said = handshake.hello(DIALLER, challenged, OTHER_NONCE)
     for proof in (b"", bytes(32), said.proof):
-        impostor = Welcome(OUR_VERSIONS.highest, 5, proof)
+        impostor = Welcome(OUR_VERSIONS.highest, 5, bytes(16), "", proof)
         with pytest.raises(AccessDenied, match="does not prove"):
             handshake.check_welcome(DIALLER, challenged, said, impostor)
+
+
+def test_who_is_on_this_host_learns_of_the_unix_socket() -> None:
+    listener = replace(LISTENER, local_address="unix:/run/kvharbor/master.sock")
+    for is_local, told in ((True, listener.local_address), (False, "")):
+        _, answer = greet(listener, DIALLER, is_local=is_local)
+        assert (answer.local_address, answer.life) == (told, listener.life)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epoch": 6}, {"life": b"another's life.."}, {"local_address": "unix:/tmp/trap"}],
+)
+def test_a_welcome_is_good_for_exactly_what_it_says(changes: dict[str, object]) -> None:
+    challenged = handshake.challenge(LISTENER, NONCE)
+    said = handshake.hello(DIALLER, challenged, OTHER_NONCE)
+    answer = handshake.welcome(LISTENER, challenged, said, is_local=True)
+    with pytest.raises(AccessDenied, match="does not prove"):
+        handshake.check_welcome(
+            DIALLER, challenged, said, msgspec.structs.replace(answer, **changes)
+        )
+
+
+def test_every_listener_has_a_life_of_its_own() -> None:
+    assert ListenerIdentity("blue").life != ListenerIdentity("blue").life
+    assert replace(LISTENER, epoch=6).life == LISTENER.life
 
 
 @pytest.mark.parametrize(
@@ -150,7 +176,7 @@ def test_a_version_pushed_down_on_the_way_is_noticed() -> None:
     said = handshake.hello(identity, weakened, OTHER_NONCE)
     with pytest.raises(AccessDenied):
         handshake.welcome(LISTENER_2_TO_3, challenged, said, is_local=True)
-    answer = Welcome(2, 5, bytes(32))
+    answer = Welcome(2, 5, bytes(16), "", bytes(32))
     with pytest.raises(MalformedMessage, match="names version 2"):
         handshake.check_welcome(identity, challenged, said, answer)
 
@@ -239,7 +265,7 @@ def test_any_challenge_is_answered_or_refused(challenged: Challenge) -> None:
         return
 
 
-@given(st.builds(Welcome, ints, ints, st.binary()))
+@given(st.builds(Welcome, ints, ints, st.binary(), st.text(), st.binary()))
 def test_any_welcome_but_the_right_one_is_refused(answer: Welcome) -> None:
     challenged = handshake.challenge(LISTENER, NONCE)
     said = handshake.hello(DIALLER, challenged, OTHER_NONCE)

@@ -94,7 +94,12 @@ def test_more_than_a_frame_is_refused_both_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Welcome(1 << 64, 0, b""), Welcome(-(1 << 64), 0, b""), Failure("\ud800", "")]
+    "message",
+    [
+        Welcome(1 << 64, 0, b"", "", b""),
+        Welcome(-(1 << 64), 0, b"", "", b""),
+        Failure("\ud800", ""),
+    ],
 )
 def test_what_cannot_travel_is_the_callers_error(message: Message) -> None:
     with pytest.raises(BadValue, match=type(message).__name__):

@@ -47,6 +47,11 @@ class Welcome(Message, frozen=True, tag=3):
 
     version: int
     epoch: int
+    life: bytes
+    """16 random bytes that no other life of a listener has."""
+    local_address: str
+    """"unix:/path", where a dialler of the same host may greet this listener as well; "" for none,
+    and for diallers of other hosts."""
     proof: bytes
 
 
