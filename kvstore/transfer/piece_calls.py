@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BufferClosed, Fenced, KVStoreError, MalformedMessage, StaleEpoch
 from kvstore.rpc.failure import error_of
-from kvstore.transfer.transport import IngestSpan, all_of, pieces_of
+from kvstore.transfer.transport import IngestSpan, all_of, growing_pieces
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Failure
@@ -44,16 +44,11 @@ class PieceCalls:
 
         What was answered before that stays in `outcomes`.
         """
-        request_id = 0
-        for nth, span in enumerate(self._spans):
-            first = 0
-            for piece in pieces_of(span):
-                request_id += 1
-                send(link, request_id, piece, deadline_s)
-                self._waiting[request_id] = (nth, first, len(piece))
-                first += len(piece)
-                if len(self._waiting) >= PIECES_IN_FLIGHT_MAX:
-                    self._take_reply(link, deadline_s)
+        for request_id, (nth, first, piece) in enumerate(growing_pieces(self._spans)):
+            send(link, request_id, piece, deadline_s)
+            self._waiting[request_id] = (nth, first, len(piece))
+            if len(self._waiting) >= PIECES_IN_FLIGHT_MAX:
+                self._take_reply(link, deadline_s)
         while self._waiting:
             self._take_reply(link, deadline_s)
 

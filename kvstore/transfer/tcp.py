@@ -23,8 +23,8 @@ from kvstore.transfer.transport import (
     ReadSpan,
     all_of,
     column,
+    even_pieces,
     keys_of,
-    pieces_of,
     span_checksums,
 )
 from kvstore.wire.framing import FrameKind
@@ -113,7 +113,7 @@ def _read_pieces(
     """Read a span piece by piece, the next one asked for before the last has come."""
     asked: deque[tuple[int, int, ReadSpan]] = deque()
     first = 0
-    for request_id, piece in enumerate(pieces_of(span, READ_PIECE_BYTES)):
+    for request_id, piece in enumerate(even_pieces(span, READ_PIECE_BYTES)):
         message = ReadExtents(
             piece.segment.segment, piece.segment.incarnation, piece.part, piece.part_bytes,
             piece.keys, piece.offsets, piece.generations,

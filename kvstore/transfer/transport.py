@@ -6,7 +6,7 @@ Knows messages and memory; must not know masters, retries or deadlines of calls.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvstore.transfer.memory import Memory
 
 COLUMN_BYTES: Final = 8
-PIECE_BYTES: Final = 8 * limits.MIB
-"""Bytes that a writer hashes while the worker copies the piece before: one Ingest a piece."""
+FIRST_PIECE_BYTES: Final = 4 * limits.MIB
+PIECE_BYTES_MAX: Final = 32 * limits.MIB
 
 
 class IngestSpan(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +47,8 @@ class IngestSpan(msgspec.Struct, frozen=True, gc=False):
 
     def cut(self, start: int, stop: int) -> IngestSpan:
         """Pages [start, stop) as a span of their own."""
+        if stop - start == len(self):
+            return self
         parent = self.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES] if start else self.parent
         return msgspec.structs.replace(
             self,
@@ -85,6 +87,8 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
 
     def cut(self, start: int, stop: int) -> ReadSpan:
         """Pages [start, stop) as a span of their own."""
+        if stop - start == len(self):
+            return self
         column = slice(start * COLUMN_BYTES, stop * COLUMN_BYTES)
         return msgspec.structs.replace(
             self,
@@ -94,9 +98,6 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
             checksums=self.checksums[column],
             places=self.places[start:stop],
         )
-
-
-Span = TypeVar("Span", IngestSpan, ReadSpan)
 
 
 class Transport(Protocol):
@@ -142,14 +143,31 @@ def span_checksums(span: IngestSpan, source: memoryview) -> bytes:
     return array("Q", [digest(source[at : at + size], seed) for at, seed in rows]).tobytes()
 
 
-def pieces_of(span: Span, piece_bytes: int = PIECE_BYTES) -> Iterator[Span]:
+def growing_pieces(spans: Sequence[IngestSpan]) -> Iterator[tuple[int, int, IngestSpan]]:
+    """(number of the span, first page in it, piece): what goes into one Ingest each.
+
+    A writer hashes a piece while the worker pulls the one before. Nothing overlaps the first
+    hash, so the first piece is small; hashing takes half as long as pulling, so each next one is
+    twice as large, up to PIECE_BYTES_MAX. What would not leave enough for a whole next piece is not
+    cut any more: an Ingest costs both servers as much as the pull of a few megabytes.
+    """
+    piece_bytes = FIRST_PIECE_BYTES
+    for number, span in enumerate(spans):
+        first, pages = 0, len(span)
+        while first < pages:
+            step = max(1, piece_bytes // span.part_bytes)
+            after_bytes = (pages - first - step) * span.part_bytes
+            stop = first + step if after_bytes >= 2 * piece_bytes else pages
+            yield number, first, span.cut(first, stop)
+            grown = 2 * (stop - first) * span.part_bytes
+            piece_bytes = min(max(grown, FIRST_PIECE_BYTES), PIECE_BYTES_MAX)
+            first = stop
+
+
+def even_pieces(span: ReadSpan, piece_bytes: int) -> Iterator[ReadSpan]:
     """The span cut so that each piece holds about `piece_bytes`, at least one page."""
     step = max(1, piece_bytes // span.part_bytes)
-    if step >= len(span):
-        yield span
-        return
-    for start in range(0, len(span), step):
-        yield span.cut(start, min(start + step, len(span)))
+    return (span.cut(first, min(first + step, len(span))) for first in range(0, len(span), step))
 
 
 def all_of(outcome: Outcome, pages: int) -> bytes:
