@@ -24,7 +24,13 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError
-from kvstore.rpc.address import TcpAddress, parse_address
+from kvstore.rpc.address import (
+    UNIX_PATH_BYTES_MAX,
+    UNIX_PREFIX,
+    AnyAddress,
+    TcpAddress,
+    parse_address,
+)
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 Table = Mapping[str, object]
@@ -96,6 +102,18 @@ def parse_endpoint(value: object) -> TcpAddress:
     return address
 
 
+def parse_any_address(value: object) -> AnyAddress:
+    """Host and port, or the path of a Unix socket of this host: unix:/run/kvharbor/master.sock."""
+    try:
+        if isinstance(value, str) and value.startswith(UNIX_PREFIX):
+            return parse_address(value)
+        return parse_endpoint(value)
+    except ValueError as error:
+        raise ValueError(
+            f"host:port, or unix:/path of {UNIX_PATH_BYTES_MAX} bytes at most"
+        ) from error
+
+
 def parse_text(value: object) -> str:
     """Text of sensible length without control characters."""
     if not isinstance(value, str) or not value.isprintable() or not value.strip():
@@ -159,6 +177,7 @@ PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     SizeBytes: parse_size,
     Seconds: parse_seconds,
     TcpAddress: parse_endpoint,
+    AnyAddress: parse_any_address,
     Path: parse_path,
     bool: parse_flag,
     int: parse_integer,

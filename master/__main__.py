@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file: [cluster] and [master]")
     parser.add_argument("--data-dir", metavar="DIR", help="metadata and announcement")
     parser.add_argument("--listen", metavar="HOST:PORT", help="port 0 takes a free one")
-    parser.add_argument("--unix", metavar="PATH", help="Unix socket for clients of this host")
+    parser.add_argument("--unix", metavar="PATH", help="Unix socket for this host, or off")
     parser.add_argument("--admin", metavar="HOST:PORT", help="HTTP pages, or off")
     parser.add_argument("--cluster-name", metavar="NAME", help="name of the cluster")
     parser.add_argument("--secret-file", metavar="FILE", help="file with the cluster secret")

@@ -16,6 +16,7 @@ from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
 from kvstore.coordination.sqlite import SqliteStore
 from kvstore.errors import ConfigError, InvariantBroken
+from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from master.admin import admin_pages
 from master.event_dump import dump_events
@@ -43,26 +44,31 @@ async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
     """Run a master until a signal stops it. Raises what stopped it otherwise."""
     secret = cluster.secret()
     _make_folder(config)
+    unix = config.unix_path()
+    if unix is not None:
+        # Before the store is opened, which would fence a master that lives in the same folder.
+        require_free(unix)
     async with AsyncExitStack() as undo:
         store = SqliteStore(config.data_dir / METADATA_FILE, cluster.name)
         undo.push_async_callback(store.close)
         epoch = await store.open()
         state = MasterState(config.tunables(cluster.name), epoch, await store.load(""))
-        listener = ListenerIdentity(cluster.name, secret, SERVED_ROLES, epoch)
+        local = "" if unix is None else f"unix:{unix}"
+        listener = ListenerIdentity(cluster.name, secret, SERVED_ROLES, epoch, local_address=local)
         service = MasterService(state, listener, store, SystemClock())
         dump = EventDump(state, config.data_dir, cluster=cluster.name, epoch=epoch)
         undo.push_async_callback(dump.close)
         _heed_signals(service, dump)
         listen = await service.listen(str(config.listen))
-        if config.unix is not None:
-            await service.listen(f"unix:{config.unix}")
+        if local:
+            await service.listen(local)
         admin = None
         if config.admin is not None:
             pages = admin_pages(service.look)
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)
-        unix = None if config.unix is None else str(config.unix)
-        where = Announcement(ROLE, os.getpid(), cluster.name, listen, admin, unix, epoch)
+        path = None if unix is None else str(unix)
+        where = Announcement(ROLE, os.getpid(), cluster.name, listen, admin, path, epoch)
         _announce(config, where)
         undo.callback(withdraw, config.data_dir, ROLE)
         try:

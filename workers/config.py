@@ -13,7 +13,7 @@ import msgspec
 from kvstore import limits
 from kvstore.config import SizeBytes, default_data_dir
 from kvstore.errors import BadValue
-from kvstore.rpc.address import TcpAddress
+from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
 from kvstore.segment import Geometry, check_geometry
 
 WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -28,14 +28,15 @@ def _data_dir() -> Path:
 class WorkerConfig(msgspec.Struct, frozen=True):
     """Everything that one worker process is told."""
 
-    master: tuple[TcpAddress, ...] = (TcpAddress("127.0.0.1", limits.MASTER_PORT),)
-    """Where masters listen; whichever leads is used."""
+    master: tuple[AnyAddress, ...] = (TcpAddress("127.0.0.1", limits.MASTER_PORT),)
+    """Where masters listen, host:port or unix:/path; whichever leads is used."""
     id: str = msgspec.field(default_factory=socket.gethostname)
     """Names the worker and its segments; the same after a restart."""
     data_dir: Path = msgspec.field(default_factory=_data_dir)
     """Holds the Unix socket and the announcement."""
-    unix: Path | None = None
-    """The Unix socket for clients of this host; worker.sock in the data folder by default."""
+    unix: Path = Path("worker.sock")
+    """The Unix socket for clients of this host, below the data folder unless it begins with a
+    slash."""
     listen: TcpAddress = TcpAddress("127.0.0.1", limits.WORKER_PORT)
     advertise: tuple[TcpAddress, ...] = ()
     """Under which addresses other hosts reach `listen`, best first; itself by default."""
@@ -61,6 +62,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         """Raise BadValue where values cannot work, alone or together."""
         if not WORKER_ID.fullmatch(self.id):
             raise BadValue("id", self.id, "at most 63 of A-Z, a-z, 0-9, . _ -")
+        self.unix_path()
         if not self.master:
             raise BadValue("master", self.master, "at least one address")
         if self.listen.host in WILDCARDS and not self.advertise:
@@ -77,8 +79,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         return check_geometry(self.dram // self.chunk * self.chunk, self.chunk)
 
     def unix_path(self) -> Path:
-        """Where the Unix socket is."""
-        return self.data_dir / "worker.sock" if self.unix is None else self.unix
+        """Where the Unix socket is; BadValue where none can be."""
+        return socket_path("unix", self.data_dir, self.unix)
 
     def segment_path(self, cluster: str) -> Path:
         """The DRAM segment's file."""

@@ -79,7 +79,7 @@ class KVStore:
         transports: Sequence[str] = DEFAULT_TRANSPORTS,
         timeout_s: float = limits.CALL_TIMEOUT_S,
     ) -> Self:
-        """Reach a master of the pool.
+        """Reach a master of the pool, whichever of `masters` leads: "host:port" or "unix:/path".
 
         `transports` are those that may be used; ConfigError when this process cannot use one.
         Unavailable when no master answers, AccessDenied when it refuses the secret.

@@ -12,10 +12,14 @@ import os
 import socket
 import stat
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 UNIX_PREFIX: Final = "unix:"
 UNIX_PATH_BYTES_MAX: Final = 107
@@ -54,7 +58,10 @@ class UnixAddress:
         return UNIX_PREFIX + self.path
 
 
-def parse_address(text: str) -> TcpAddress | UnixAddress:
+AnyAddress = TcpAddress | UnixAddress
+
+
+def parse_address(text: str) -> AnyAddress:
     """The address that `text` names; BadValue when it names none."""
     if text.startswith(UNIX_PREFIX):
         path = text[len(UNIX_PREFIX) :]
@@ -70,6 +77,22 @@ def parse_address(text: str) -> TcpAddress | UnixAddress:
     if not (separator and host and is_number and int(port) <= _PORT_MAX):
         raise BadValue("address", text, "host:port or unix:/path")
     return TcpAddress(host, int(port))
+
+
+def socket_path(field: str, folder: Path, name: Path) -> Path:
+    """Where a server's Unix socket is, for processes with other working directories: `name`,
+    below `folder` unless it begins with a slash.
+
+    BadValue, for that field, when no socket can be there.
+    """
+    path = os.path.abspath(folder / name)
+    try:
+        fits = len(path.encode()) <= UNIX_PATH_BYTES_MAX and "\0" not in path
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise BadValue(field, path, f"a path of at most {UNIX_PATH_BYTES_MAX} bytes of UTF-8")
+    return Path(path)
 
 
 def is_local(sock: socket.socket) -> bool:
@@ -105,10 +128,18 @@ def bind(address: str, secret: bytes | None) -> socket.socket:
     without a secret.
     """
     where = parse_address(address)
-    try:
+    with _named(where):
         return _bind_unix(where) if isinstance(where, UnixAddress) else _bind_tcp(where, secret)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def require_free(path: Path) -> None:
+    """Remove the Unix socket that a killed listener left there.
+
+    ConfigError, naming the path, when a listener lives, or another file is there.
+    """
+    where = UnixAddress(str(path))
+    with _named(where):
+        _remove_dead_socket(where)
 
 
 def bound_address(sock: socket.socket) -> str:
@@ -146,6 +177,14 @@ def _bind_tcp(where: TcpAddress, secret: bytes | None) -> socket.socket:
     return sock
 
 
+@contextlib.contextmanager
+def _named(where: AnyAddress) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
+
+
 def _bind_unix(where: UnixAddress) -> socket.socket:
     _remove_dead_socket(where)
     with contextlib.ExitStack() as undo:
@@ -161,15 +200,18 @@ def _bind_unix(where: UnixAddress) -> socket.socket:
 def _remove_dead_socket(where: UnixAddress) -> None:
     """Remove what a killed listener left. ConfigError when one lives, or it is another file."""
     try:
-        mode = os.stat(where.path).st_mode
+        mode = os.lstat(where.path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"{where.path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # one that lives and takes nobody up would be waited for
         try:
             probe.connect(where.path)
         except ConnectionRefusedError:
             os.unlink(where.path)
-        else:
-            raise ConfigError(f"another process listens on {where}")
+            return
+        except BlockingIOError:
+            pass
+    raise ConfigError(f"another process listens on {where}")

@@ -59,14 +59,15 @@ CHAIN = PageChain.of_tokens(NAMESPACE.id, range(16 * 8), 16)
 class Master:
     """A context manager around one master process on a free port."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *options: str) -> None:
         self._data_dir = data_dir
+        self._options = options
 
     def __enter__(self) -> Self:
         (self._data_dir / "master.json").unlink(missing_ok=True)
         options = (f"--data-dir={self._data_dir}", "--listen=127.0.0.1:0", "--admin=off")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "master", *options],
+            [sys.executable, "-P", "-m", "master", *options, *self._options],
             env=clean_environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -110,6 +111,19 @@ class Master:
             peer.reply(request_id, Done())
 
         return await dial_peer(self.address, Identity(role, name="w"), answer, lambda _: None)
+
+
+def refused(data_dir: Path, *options: str) -> tuple[int, str]:
+    """The exit code and the last words of a master that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "master", f"--data-dir={data_dir}", "--admin=off", *options],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
 
 
 async def opened(client: Peer) -> int:
@@ -195,12 +209,42 @@ def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
         del worker
         await client.call(OpenNamespace(CONTENT, LAYOUT), 1)
 
-    with Master(tmp_path) as first, Master(tmp_path) as second:
+    with Master(tmp_path) as first, Master(tmp_path, "--unix=off") as second:
         assert second.epoch == 2
         with pytest.raises(Exception, match=r"closed|lost|closing|listener|deadline"):
             first.with_peers(use)
         assert first.process.wait(START_S) == ExitCode.STALE
         second.with_peers(use)
+
+
+def test_a_second_master_at_the_same_socket_does_not_harm_the_first(tmp_path: Path) -> None:
+    async def use(client: Peer, worker: Peer) -> None:
+        del worker
+        await opened(client)
+
+    with Master(tmp_path) as first:
+        code, said = refused(tmp_path, "--listen=127.0.0.1:0")
+        assert code == ExitCode.USAGE
+        assert f"another process listens on unix:{tmp_path}/master.sock" in said
+        first.with_peers(use)
+    with Master(tmp_path) as next_one:
+        assert next_one.epoch == 2  # no epoch was raised by the one that was refused
+
+
+def test_the_socket_is_the_owners_alone_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
+    async def use(client: Peer, worker: Peer) -> None:
+        del worker
+        await opened(client)
+
+    with Master(tmp_path) as master:
+        assert master.end(signal.SIGKILL) == -signal.SIGKILL
+    path = tmp_path / "master.sock"
+    assert path.is_socket()
+    with Master(tmp_path) as master:
+        assert path.stat().st_mode & 0o777 == 0o600
+        master.address = f"unix:{path}"
+        master.with_peers(use)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -213,19 +257,15 @@ def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
         (("--config", "/absent"), ExitCode.USAGE, "/absent: cannot be read"),
         (("--secret-file", "/absent"), ExitCode.USAGE, "secret file /absent: cannot be read"),
         (("--data-dir", "/proc/x"), ExitCode.USAGE, "folder /proc/x: cannot be made"),
+        (("--unix", "/none/" + "x" * 102), ExitCode.USAGE, "a path of at most 107 bytes"),
+        (("--listen=127.0.0.1:0", "--unix=/none/s"), ExitCode.USAGE, "unix:/none/s: No such file"),
+        (("--unix", "/proc/version"), ExitCode.USAGE, "/proc/version exists and is not a socket"),
     ],
 )
 def test_a_start_that_is_refused_says_why(
     tmp_path: Path, options: tuple[str, ...], code: ExitCode, want: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "master", f"--data-dir={tmp_path}", "--admin=off", *options],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("kvharbor-master: ")
-    assert want in done.stderr
+    got, said = refused(tmp_path, *options)
+    assert got == code, said
+    assert said.splitlines()[-1].startswith("kvharbor-master: ")
+    assert want in said

@@ -14,13 +14,14 @@ from kvstore.config import (
     SizeBytes,
     Sources,
     Table,
+    parse_any_address,
     parse_endpoint,
     parse_size,
     read_file,
     read_secret,
 )
 from kvstore.errors import BadValue, ConfigError
-from kvstore.rpc.address import TcpAddress
+from kvstore.rpc.address import TcpAddress, UnixAddress
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -144,7 +145,17 @@ def test_bad_sizes(text: object) -> None:
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7700", "[::1]:0", "a-host.example:65535"])
 def test_endpoints_are_written_as_they_are_read(text: str) -> None:
-    assert str(parse_endpoint(text)) == text
+    assert str(parse_endpoint(text)) == str(parse_any_address(text)) == text
+
+
+def test_an_address_may_be_that_of_a_unix_socket() -> None:
+    assert parse_any_address("unix:/run/m.sock") == UnixAddress("/run/m.sock")
+
+
+@pytest.mark.parametrize("text", ["h", "unix:", "unix:/" + "x" * 107, "/run/m.sock", 80, None])
+def test_bad_addresses(text: object) -> None:
+    with pytest.raises(ValueError, match=r"^host:port, or unix:/path of 107 bytes at most$"):
+        parse_any_address(text)
 
 
 @pytest.mark.parametrize(

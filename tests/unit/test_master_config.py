@@ -35,6 +35,28 @@ def test_what_is_set_reaches_the_core() -> None:
     )  # fmt: skip
 
 
+def test_the_socket_is_below_the_data_folder_unless_it_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read(data_dir="/d").unix_path() == Path("/d/master.sock")
+    assert read(data_dir="d", unix="m").unix_path() == tmp_path / "d" / "m"
+    assert read(unix="/run/m.sock").unix_path() == Path("/run/m.sock")
+    assert read(unix="off").unix_path() is None
+
+
+@pytest.mark.parametrize("unix", ["x" * 107, "bad\udcff"])
+def test_a_path_that_no_socket_can_have_is_named(unix: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f\.toml: master\.unix: unix: got .*at most 107 bytes"):
+        read(data_dir="/d", unix=unix)
+
+
+def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^\[master\]: unix: got '/x"):
+        read(data_dir="/" + "x" * 95)
+    assert read(data_dir="/" + "x" * 94).unix_path()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "want"),
     [

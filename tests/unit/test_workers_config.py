@@ -29,6 +29,14 @@ def test_everything_has_a_default_that_works() -> None:
     assert config.unix_path() == config.data_dir / "worker.sock"
 
 
+def test_the_socket_is_below_the_data_folder_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read(data_dir="d").unix_path() == tmp_path / "d" / "worker.sock"
+    assert read(data_dir="d", unix="w").unix_path() == tmp_path / "d" / "w"
+
+
 def test_places_follow_from_the_names() -> None:
     config = read(id="w7", data_dir="/d", segment_dir="/dev/shm/x", unix="/run/w.sock")
     assert config.segment_id() == "w7-dram0"
@@ -37,8 +45,8 @@ def test_places_follow_from_the_names() -> None:
 
 
 def test_several_masters_may_be_named() -> None:
-    found = read(master="a:1,b:2").master
-    assert [str(each) for each in found] == ["a:1", "b:2"]
+    found = read(master="a:1,unix:/run/m.sock,b:2").master
+    assert [str(each) for each in found] == ["a:1", "unix:/run/m.sock", "b:2"]
 
 
 def test_memory_is_rounded_down_to_whole_chunks() -> None:
@@ -56,7 +64,8 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "an empty name": ({"id": ""}, "text"),
     "a name that is too long": ({"id": "w" * 64}, "at most 63"),
     "no master": ({"master": []}, "at least one address"),
-    "a master without a port": ({"master": "somewhere"}, "host:port"),
+    "a master without a port": ({"master": "somewhere"}, "host:port, or unix:/path"),
+    "a socket that is too far down": ({"data_dir": "/d" * 54}, "unix: got '/d/d/d"),
     "an unknown transport": ({"transports": ["shm", "tcp", "quic"]}, "tcp and any of"),
     "no stream": ({"transports": ["shm"]}, "tcp and any of"),
     "all interfaces unadvertised": ({"listen": "0.0.0.0:7710"}, "all interfaces"),
