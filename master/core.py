@@ -23,7 +23,7 @@ from master.placing import Ranking
 from master.removal import Removals
 from master.tombstones import Tombstones
 from master.waiting import WaitingPuts
-from master.wheel import Wheel
+from master.wheel import Wakeup, Wheel
 from policies import registry
 
 if TYPE_CHECKING:
@@ -64,22 +64,24 @@ class Core:
         self.owners: dict[OwnerKey, Owner] = {}
         self.workers: dict[str, Worker] = {}
         self.segments: dict[str, Segment] = {}
+        self.wakeup = Wakeup()
+        """When the next Tick is wanted: every deadline tells it, and what wants to go on."""
         self.version = 0
         """Counts changes of which segments are readable; every run's mask depends on it."""
 
-        self.expiry: Wheel[Run] = Wheel(EXPIRY_GRAIN_S)
+        self.expiry: Wheel[Run] = Wheel(EXPIRY_GRAIN_S, self.wakeup)
         self.namespaces = Namespaces()
         self.plans: dict[int, Plan] = {}
-        self.put_deadlines: Wheel[Put] = Wheel(PUT_GRAIN_S)
-        self.waiting = WaitingPuts()
-        self.orders = OrderBook(epoch)
+        self.put_deadlines: Wheel[Put] = Wheel(PUT_GRAIN_S, self.wakeup)
+        self.waiting = WaitingPuts(self.wakeup)
+        self.orders = OrderBook(epoch, self.wakeup)
         self.tombstones = Tombstones()
         self.lenders = Lenders()
         self.eviction = registry.eviction(tunables.eviction)
         self.placement = registry.placement(tunables.placement)
 
         self.ranking = Ranking()
-        self.removals = Removals()
+        self.removals = Removals(self.wakeup)
         self.suspects: set[Suspect] = set()
         """Copies that a reader reported and that are being checked."""
         self.pressed: dict[Segment, None] = {}
@@ -88,7 +90,7 @@ class Core:
         """Bytes that puts found no room for since room was last made, by size class."""
         self.reclaim_at_s = NOT_STARTED
         """Making room is not tried before: the last try found nothing that could go."""
-        self.incomplete: Wheel[Incomplete] = Wheel(PUT_GRAIN_S)
+        self.incomplete: Wheel[Incomplete] = Wheel(PUT_GRAIN_S, self.wakeup)
 
         self.comparisons: dict[str, Comparison] = {}
         """Inventories under way, by segment."""
@@ -143,6 +145,7 @@ class Core:
         used = segment.allocator.used_bytes
         if used > self.tunables.watermark_high * segment.geometry.payload_bytes:
             self.pressed[segment] = None
+            self.wakeup.by(self.reclaim_at_s)
 
     def want_room(self, size_class: int, wanted: int) -> None:
         """Note that a put found no room, as far as what is about to be freed will not do."""
@@ -154,6 +157,7 @@ class Core:
         if wanted > coming:
             known = self.wanted_bytes.get(size_class, 0)
             self.wanted_bytes[size_class] = max(known, wanted - coming)
+            self.wakeup.by(self.reclaim_at_s)
 
     def room_is_coming(self, size_class: int, size_bytes: int) -> None:
         """So much has been retired for the puts that found no room in this class."""

@@ -60,7 +60,7 @@ class Persisted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has come to `next_wakeup`, or has simply passed."""
+    """Time has come to `wakeup_s`, or has simply passed."""
 
 
 Event = SessionOpened | SessionClosed | Request | CommandAnswered | Persisted | Tick

@@ -82,6 +82,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     for offer in message.segments:
         _join(core, worker, offer)
     core.version += 1
+    core.wakeup.by(next_loss_s(core))
     forget_ranking(core)
     core.counters["registrations"] += 1
     _forget_unoffered(core, worker, offered)

@@ -21,7 +21,7 @@ from kvstore.wire.messages.membership import (
 )
 from master.events import Command, CommandId
 from master.segments import Segment, SegmentState
-from master.wheel import NOWHERE, Wheel
+from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,10 +101,10 @@ class OrderBook:
 
     __slots__ = ("_commands", "_epoch", "_in_flight", "_later", "_queued")
 
-    def __init__(self, epoch: Epoch) -> None:
-        """Start with none."""
+    def __init__(self, epoch: Epoch, wakeup: Wakeup) -> None:
+        """Start with none; `wakeup` hears of those that wait for their time."""
         self._epoch = epoch
-        self._later: Wheel[Order] = Wheel(GRAIN_S)
+        self._later: Wheel[Order] = Wheel(GRAIN_S, wakeup)
         self._queued: dict[tuple[Segment, OrderKind, int], Order] = {}
         self._in_flight: dict[CommandId, Order] = {}
         self._commands = 0

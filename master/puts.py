@@ -107,9 +107,8 @@ def _park(
 
 def retry_woken(core: Core) -> None:
     """Try held-back puts again for which something has changed."""
-    if core.waiting.any_woken:
-        for waiting in core.waiting.take_woken():
-            _retry(core, waiting)
+    for waiting in core.waiting.take_woken():
+        _retry(core, waiting)
 
 
 def answer_overdue_waits(core: Core) -> None:

@@ -23,7 +23,7 @@ from master.puts import fail_pages, prune
 from master.seconds import check_seconds
 from master.segments import SegmentState
 from master.sessions import Caller
-from master.wheel import NOWHERE, Wheel
+from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +72,12 @@ class Removals:
 
     __slots__ = ("_by_page", "_storing", "deadlines", "retiring")
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Start with none; `wakeup` hears of deadlines."""
         self._by_page: dict[tuple[int, bytes], Removal] = {}
         self.retiring: dict[Segment, dict[int, Retiring]] = {}
         """Extents whose records are being written, by offset."""
-        self.deadlines: Wheel[Removal] = Wheel(GRAIN_S)
+        self.deadlines: Wheel[Removal] = Wheel(GRAIN_S, wakeup)
         self._storing: list[Removal] = []
 
     def __len__(self) -> int:

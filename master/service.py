@@ -36,8 +36,6 @@ from master.metrics import ShellCounts
 from master.persistence import Persistence
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from kvstore.clock import Clock
     from kvstore.coordination.metadata_store import MetadataStore
     from kvstore.rpc.identity import ListenerIdentity
@@ -49,8 +47,7 @@ if TYPE_CHECKING:
 INSIDE: Final = SessionId(0)
 """The session in which this process itself asks its core."""
 LAG_PROBE_S: Final = 0.1
-ALARM_GRAIN_S: Final = 0.005
-"""So long after an event the core is asked when it wants a Tick: asking costs more than a probe."""
+"""So long after a request, and not more often, the loop's lag is noted (I27)."""
 DRAIN_TIMEOUT_S: Final = 2.0
 
 _LOG = logging.getLogger(__name__)
@@ -64,12 +61,11 @@ class Core(Protocol):
         ...
 
     @property
-    def has_work(self) -> bool:
-        """Whether a Tick is wanted at once; told cheaply, after every event."""
-        ...
+    def wakeup_s(self) -> float:
+        """When a Tick is wanted at the latest, on the clock of `now`; infinity for never.
 
-    def next_wakeup(self, now: float) -> float:
-        """When a Tick is due at the latest, on the clock of `now`; infinity for never."""
+        Asked after every event. A Tick makes it later; whatever makes it sooner is an event.
+        """
         ...
 
 
@@ -97,12 +93,11 @@ class MasterService:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         """Done once this master has to end: with a result when asked to, else with the reason."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.Handle | None = None
+        """Rings at `_alarm_at_s`."""
         self._alarm_at_s = math.inf
-        self._is_alarm_due = False
-        """Whether `_set_alarm` will run soon."""
-        self._is_tick_due = False
-        """Whether `_ring` will run in this turn of the loop."""
+        self._is_lag_due = False
+        """Whether `_note_lag` will run soon."""
         self._is_broken = False
         self._counts = ShellCounts()
         self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
@@ -121,10 +116,7 @@ class MasterService:
 
         StaleEpoch when another master has taken over; anything else that is raised is our bug.
         """
-        tasks = [
-            asyncio.create_task(self._guarded(self._persistence.run)),
-            asyncio.create_task(self._guarded(self._measure_lag)),
-        ]
+        storing = asyncio.create_task(self._store())
         try:
             await self._end
             await self._server.close()
@@ -135,7 +127,7 @@ class MasterService:
             await self._server.close()
             if self._alarm is not None:
                 self._alarm.cancel()
-            tasks.extend(self._commands)
+            tasks = [storing, *self._commands]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -161,9 +153,12 @@ class MasterService:
         self._feed(SessionOpened(session, hello.role, hello.tenant, hello.name, hello.session))
 
     def _requested(self, peer: Peer, request_id: int, message: Message) -> None:
-        began_s = self._clock.now_s()
-        self._feed(Request(self._sessions[peer], request_id, message))
-        self._counts.note_request(type(message).__name__, self._clock.now_s() - began_s)
+        began_s = self._feed(Request(self._sessions[peer], request_id, message))
+        ended_s = self._clock.now_s()
+        self._counts.note_request(type(message).__name__, ended_s - began_s)
+        if not self._is_lag_due:
+            self._is_lag_due = True
+            self._loop.call_later(LAG_PROBE_S, self._note_lag, ended_s + LAG_PROBE_S)
 
     def _closed(self, peer: Peer) -> None:
         session = self._sessions.pop(peer)
@@ -175,22 +170,21 @@ class MasterService:
 
     # Events in, actions out.
 
-    def _feed(self, event: Event) -> None:
-        """Let the core handle an event and carry its actions out; see to the next Tick later."""
+    def _feed(self, event: Event) -> float:
+        """Let the core handle an event and carry its actions out; when that began."""
+        now = self._clock.now_s()
         if self._is_broken:
-            return
+            return now
         try:
-            for action in self._state.handle(event, self._clock.now_s()):
+            for action in self._state.handle(event, now):
                 self._carry_out(action)
         except Exception as error:  # a bug in the core must end the master, not one connection
             self._break(error)
-        if not self._is_alarm_due:
-            self._is_alarm_due = True
-            self._loop.call_later(ALARM_GRAIN_S, self._set_alarm)
-        if self._state.has_work and not self._is_tick_due:
-            # After the turn's answers have gone out, and once for all its events.
-            self._is_tick_due = True
-            self._loop.call_soon(self._ring)
+            return now
+        at_s = self._state.wakeup_s
+        if at_s < self._alarm_at_s:
+            self._set_alarm(at_s, at_s - now)
+        return now
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -230,45 +224,30 @@ class MasterService:
                 _LOG.warning("%s was not carried out: %s", type(message).__name__, error)
         self._feed(CommandAnswered(command, answer))
 
-    def _set_alarm(self) -> None:
-        """See to a Tick when one is wanted. An earlier alarm may stay: a Tick does no harm."""
-        self._is_alarm_due = False
-        if self._end.done() or self._is_broken:
-            return
-        now = self._clock.now_s()
-        try:
-            at_s = self._state.next_wakeup(now)
-        except Exception as error:  # as in _feed
-            self._break(error)
-            return
-        if at_s < self._alarm_at_s:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at_s = at_s
-            self._alarm = self._loop.call_later(max(0.0, at_s - now), self._ring)
-
-    def _ring(self) -> None:
-        self._is_tick_due = False
-        if self._end.done():
-            return
+    def _set_alarm(self, at_s: float, delay_s: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
+        self._alarm_at_s = at_s
+        if delay_s > 0:
+            self._alarm = self._loop.call_later(delay_s, self._ring)
+        else:
+            # After the turn's answers have gone out, and once for all its events.
+            self._alarm = self._loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
         self._alarm = None
         self._alarm_at_s = math.inf
-        self._feed(Tick())
-        if not self._is_tick_due:
-            self._set_alarm()  # at once: what is due may be more than one Tick takes
+        if not self._end.done():
+            self._feed(Tick())
 
-    async def _measure_lag(self) -> None:
-        """Note again and again how late the loop runs what is due (I27)."""
-        while True:
-            due_s = self._clock.now_s() + LAG_PROBE_S
-            await asyncio.sleep(LAG_PROBE_S)
-            self._counts.lag.note(self._clock.now_s() - due_s)
+    def _note_lag(self, due_s: float) -> None:
+        self._is_lag_due = False
+        self._counts.lag.note(self._clock.now_s() - due_s)
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _store(self) -> None:
+        """Do the durable writes."""
         try:
-            await work()
+            await self._persistence.run()
         except Exception as error:  # whatever it is, the master ends and `run` raises it
             self._break(error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from kvstore.errors import CallerError, KVStoreError
+from kvstore.errors import CallerError, InvariantBroken, KVStoreError
 from kvstore.wire.messages.membership import (
     Heartbeat,
     InventoryEnd,
@@ -144,35 +144,15 @@ class MasterState:
         return core.take_actions()
 
     @property
-    def has_work(self) -> bool:
-        """Whether a Tick is wanted at once. Deadlines that have come are not looked at."""
-        core = self.core
-        if core.jobs or core.waiting.any_woken:
-            return True
-        return reclaim.next_reclaim_s(core) <= core.now
-
-    def next_wakeup(self, now: float) -> float:
-        """When the next Tick is wanted at the latest; `now` when there is work left."""
-        core = self.core
-        if core.jobs or core.waiting.any_woken:
-            return now
-        return max(
-            now,
-            min(
-                core.put_deadlines.next_s(),
-                core.waiting.by_deadline.next_s(),
-                core.orders.next_s(),
-                core.removals.deadlines.next_s(),
-                core.incomplete.next_s(),
-                core.expiry.next_s(),
-                reclaim.next_reclaim_s(core),
-                membership.next_loss_s(core),
-            ),
-        )
+    def wakeup_s(self) -> float:
+        """When the next Tick is wanted at the latest; one too early does no harm."""
+        return self.core.wakeup.at_s
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken when the state contradicts itself. Takes a full scan."""
         check_invariants(self.core)
+        if self.wakeup_s > self._next_deadline_s():
+            raise InvariantBroken(f"I18: no Tick is wanted before {self.wakeup_s}")
 
     def _request(self, event: Request) -> None:
         core = self.core
@@ -225,10 +205,27 @@ class MasterState:
         incomplete.drop_incomplete(core)
         reclaim.expire_runs(core)
         reclaim.make_room(core)
+        core.wakeup.at_s = self._next_deadline_s()
+
+    def _next_deadline_s(self) -> float:
+        core = self.core
+        return min(
+            core.put_deadlines.next_s(),
+            core.waiting.by_deadline.next_s(),
+            core.orders.next_s(),
+            core.removals.deadlines.next_s(),
+            core.incomplete.next_s(),
+            core.expiry.next_s(),
+            reclaim.next_reclaim_s(core),
+            membership.next_loss_s(core),
+        )
 
     def _follow_up(self) -> None:
         """What every event may have made possible or necessary."""
         core = self.core
-        puts.retry_woken(core)
+        if core.waiting.woken:
+            puts.retry_woken(core)
         removal.store_tombstones(core)
         core.orders.dispatch(core.actions)
+        if core.jobs or core.waiting.woken:
+            core.wakeup.by(core.now)

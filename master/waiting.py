@@ -13,7 +13,7 @@ import msgspec
 from kvstore import limits
 from kvstore.wire.messages.puts import BeginPut
 from master.events import SessionId
-from master.wheel import NOWHERE, Wheel
+from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,14 +40,15 @@ class Waiting(msgspec.Struct, eq=False):
 class WaitingPuts:
     """All held-back answers, by what they wait for."""
 
-    __slots__ = ("_by_page", "_for_room", "_woken", "by_deadline")
+    __slots__ = ("_by_page", "_for_room", "by_deadline", "woken")
 
-    def __init__(self) -> None:
-        """Start with none."""
-        self.by_deadline: Wheel[Waiting] = Wheel(GRAIN_S)
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Start with none; `wakeup` hears of deadlines."""
+        self.by_deadline: Wheel[Waiting] = Wheel(GRAIN_S, wakeup)
         self._by_page: dict[bytes, dict[Waiting, None]] = {}
         self._for_room: dict[Waiting, None] = {}
-        self._woken: dict[Waiting, None] = {}
+        self.woken: dict[Waiting, None] = {}
+        """Those to be tried again, longest first."""
 
     def __len__(self) -> int:
         return len(self.by_deadline)
@@ -74,7 +75,7 @@ class WaitingPuts:
         """Stop holding it back, whatever it waited for."""
         self.by_deadline.discard(waiting)
         self._for_room.pop(waiting, None)
-        self._woken.pop(waiting, None)
+        self.woken.pop(waiting, None)
         for key in waiting.blocked_on:
             others = self._by_page.get(key)
             if others is not None:
@@ -86,20 +87,15 @@ class WaitingPuts:
         """Another put of these pages has ended."""
         if self._by_page:
             for key in keys:
-                self._woken.update(self._by_page.get(key, {}))
+                self.woken.update(self._by_page.get(key, {}))
 
     def wake_for_room(self) -> None:
         """There is more room: some try again, those that have waited longest."""
-        self._woken.update(dict.fromkeys(islice(self._for_room, WOKEN_FOR_ROOM)))
-
-    @property
-    def any_woken(self) -> bool:
-        """Whether some put is to be tried again."""
-        return bool(self._woken)
+        self.woken.update(dict.fromkeys(islice(self._for_room, WOKEN_FOR_ROOM)))
 
     def take_woken(self) -> list[Waiting]:
         """Some of those to try again, in the order in which they were woken; forgotten here."""
-        woken = list(islice(self._woken, RETRIES_PER_EVENT))
+        woken = list(islice(self.woken, RETRIES_PER_EVENT))
         for waiting in woken:
             self.forget(waiting)
         return woken

@@ -1,5 +1,7 @@
 """A timing wheel: items by deadline, cheap to move and to take out, never early.
 
+And the moment at which somebody has to look at any of several wheels.
+
 Knows nothing of what its items are. Items of one bucket come latest placed first, so that a run of
 the core is the same every time.
 """
@@ -15,6 +17,24 @@ if TYPE_CHECKING:
 
 NOWHERE: Final = -1
 """Bucket of an item that is in no wheel."""
+
+
+class Wakeup:
+    """When the next look is wanted at the latest. Everything that makes it sooner says so here.
+
+    What makes it later does not, since a look too early does no harm: whoever looks sets it anew.
+    """
+
+    __slots__ = ("at_s",)
+
+    def __init__(self) -> None:
+        """Wanted at once."""
+        self.at_s = -inf
+
+    def by(self, at_s: float) -> None:
+        """A look is wanted at `at_s`, if not sooner."""
+        if at_s < self.at_s:
+            self.at_s = at_s
 
 
 class Timed(Protocol):
@@ -33,11 +53,12 @@ class Wheel(Generic[T]):
     O(log buckets) when a bucket is new.
     """
 
-    __slots__ = ("_buckets", "_numbers", "grain_s")
+    __slots__ = ("_buckets", "_numbers", "_wakeup", "grain_s")
 
-    def __init__(self, grain_s: float) -> None:
-        """Start empty."""
+    def __init__(self, grain_s: float, wakeup: Wakeup) -> None:
+        """Start empty; `wakeup` hears of deadlines."""
         self.grain_s = grain_s
+        self._wakeup = wakeup
         self._buckets: dict[int, dict[T, None]] = {}
         self._numbers: list[int] = []  # heap of the buckets' numbers
 
@@ -58,6 +79,7 @@ class Wheel(Generic[T]):
         if bucket is None:
             bucket = self._buckets[number] = {}
             heapq.heappush(self._numbers, number)
+            self._wakeup.by((number + 1) * self.grain_s)
         bucket[item] = None
         item.bucket = number
 

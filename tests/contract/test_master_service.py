@@ -48,14 +48,6 @@ class ScriptedCore:
                 return [events.Reply(session, request_id, STATUS)]
         return self.answer(event)
 
-    @property
-    def has_work(self) -> bool:
-        return self.wakeup_s <= 0
-
-    def next_wakeup(self, now: float) -> float:
-        del now
-        return self.wakeup_s
-
     async def until(self, kind: type[events.Event], count: int = 1) -> list[events.Event]:
         """Wait for that many events of a kind."""
         async with asyncio.timeout(10):

@@ -108,7 +108,7 @@ class SimMaster:
 
     def _set_alarm(self) -> None:
         assert self.core is not None
-        at_s = self.core.next_wakeup(self.world.now)
+        at_s = self.core.wakeup_s
         if at_s < self._alarm_at_s:
             self._alarm_at_s = at_s
             delay_s = max(0.0, at_s - self.world.now)

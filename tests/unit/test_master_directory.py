@@ -19,7 +19,7 @@ from master.packed import pack_words, split_keys, word, words
 from master.run import NEVER, Copy, Run
 from master.segments import Segment
 from master.sharded import SHARD_FROM_ENTRIES
-from master.wheel import NOWHERE, Wheel
+from master.wheel import NOWHERE, Wakeup, Wheel
 from tests.unit.master_rig import chain
 
 PARTS = 2
@@ -64,7 +64,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expiry: Wheel[Run] = Wheel(1.0)
+        self.expiry: Wheel[Run] = Wheel(1.0, Wakeup())
         self.tree = Tree(1, PARTS, self.expiry)
         self.segments = {name: segment(name) for name in ("a", "b")}
         self.pages: dict[bytes, Page] = {}
@@ -247,7 +247,7 @@ def filled(tree: Tree, keys: bytes, parent: bytes = ROOT_PARENT) -> list[Run]:
 
 def small_tree() -> Tree:
     """An empty tree of one part a page."""
-    return Tree(1, 1, Wheel(1.0))
+    return Tree(1, 1, Wheel(1.0, Wakeup()))
 
 
 def test_a_long_chain_is_cut_into_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -176,6 +177,10 @@ def retiring_something_else(core: Core) -> None:
     held[0] = held.pop(next(iter(held)))
 
 
+def no_tick_wanted(core: Core) -> None:
+    core.wakeup.at_s = inf
+
+
 def run_out_of_the_wheel(core: Core) -> None:
     core.expiry.discard(the_run(core))
 
@@ -219,6 +224,7 @@ BROKEN: list[tuple[Callable[[Core], None], str]] = [
     (orphaned_removal, "I29"),
     (retiring_something_else, "I29"),
     (run_out_of_the_wheel, "I18"),
+    (no_tick_wanted, "I18"),
     (retired_and_forgotten, "I6"),
     (too_many_in_flight, "I7"),
     (held_but_not_quarantined, "I17"),

@@ -50,7 +50,27 @@ def test_strangers_get_nothing() -> None:
 def test_an_idle_master_sleeps() -> None:
     state = MasterState(Tunables(), Epoch(1))
     assert state.handle(Tick(), 5.0) == []
-    assert state.next_wakeup(5.0) == float("inf")
+    assert state.wakeup_s == float("inf")
+
+
+def test_an_idle_pool_wants_few_ticks() -> None:
+    rig = Rig()
+    worker = rig.add_worker()
+    space = rig.open_namespace()
+    space.put(chain(1, 8))
+    rig.pass_time(limits.put_timeout_s(8 * 4096))  # the alarm of the put's deadline, too
+    space.match(chain(1, 8))
+    end_s, beat_s, ticks = rig.now + 60.0, rig.now, 0
+    while rig.now < end_s:
+        if beat_s < rig.master.wakeup_s:
+            rig.now = max(rig.now, beat_s)
+            worker.beat()
+            beat_s += limits.HEARTBEAT_INTERVAL_S
+        else:
+            rig.tick(max(0.0, rig.master.wakeup_s - rig.now))
+            ticks += 1
+    # One is for the worker that might have fallen silent, every three seconds less a heartbeat.
+    assert ticks <= 60.0 / (limits.WORKER_LOST_AFTER_S - limits.HEARTBEAT_INTERVAL_S)
 
 
 def test_time_never_goes_back() -> None:

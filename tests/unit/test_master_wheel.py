@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from master.wheel import NOWHERE, Wheel
+from master.wheel import NOWHERE, Wakeup, Wheel
 
 GRAIN_S = 0.5
 
@@ -25,7 +25,8 @@ class WheelMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wheel: Wheel[Item] = Wheel(GRAIN_S)
+        self.wakeup = Wakeup()
+        self.wheel: Wheel[Item] = Wheel(GRAIN_S, self.wakeup)
         self.items = [Item(number) for number in range(8)]
         self.due_s: dict[Item, float] = {}
         self.now_s = 10.0
@@ -55,6 +56,11 @@ class WheelMachine(RuleBasedStateMachine):
         if len(taken) < items_max:
             assert all(due_s > self.now_s - GRAIN_S for due_s in self.due_s.values())
 
+    @rule()
+    def look(self) -> None:
+        """Whoever looks when a wakeup comes sets the next one."""
+        self.wakeup.at_s = self.wheel.next_s()
+
     @invariant()
     def it_holds_what_was_placed(self) -> None:
         """And says when it will be due."""
@@ -64,13 +70,14 @@ class WheelMachine(RuleBasedStateMachine):
         assert len(self.wheel) == len(self.due_s)
         first_s = min(self.due_s.values(), default=inf)
         assert first_s <= self.wheel.next_s() <= first_s + GRAIN_S
+        assert self.wakeup.at_s <= self.wheel.next_s()
 
 
 TestWheel = WheelMachine.TestCase
 
 
 def test_emptied_buckets_leave_nothing_behind() -> None:
-    wheel: Wheel[Item] = Wheel(GRAIN_S)
+    wheel: Wheel[Item] = Wheel(GRAIN_S, Wakeup())
     item = Item(0)
     for number in range(1000):
         wheel.place(item, number / 10)
