@@ -35,7 +35,7 @@ from workers.events import (
     WriteFree,
     WriteRemoved,
 )
-from workers.extent_table import BUSY, ChunkTable, SegmentTable
+from workers.extent_table import ChunkTable, SegmentTable
 from workers.holdings import Holdings, Work, WorkKind
 
 ExtentCommand = FenceExtents | FreeExtents | RetireExtents | CheckExtents
@@ -107,6 +107,8 @@ class Commands:
 
     def resume(self) -> list[Action]:
         """Look again at extents that were busy, after a work has ended."""
+        if not self.open:
+            return []
         return [action for command in list(self.open.values()) for action in self._advance(command)]
 
     def ended(self, work: Work, outcomes: bytes) -> list[Action]:
@@ -159,9 +161,9 @@ class Commands:
         if chunk is None:  # extents of another class lie there
             return Outcome.STALE
         slot = (offset - chunk.start) // chunk.size_class
-        if chunk.busy[slot] == BUSY:
-            return self._decide_busy(self._holdings.at(command.table, chunk, slot), command, page,
-                                     actions)  # fmt: skip
+        work = self._holdings.at(chunk, slot)
+        if work is not None:
+            return self._decide_busy(work, command, page, actions)
         if command.kind is WorkKind.FREE:
             return _decide_free(chunk, slot, generation)
         if command.kind is WorkKind.REMOVE:

@@ -11,8 +11,8 @@ from workers.events import IngestRequested
 if TYPE_CHECKING:
     from workers.events import Event
 
-EVENT_BYTES: Final = 512
-RING_BYTES_MAX: Final = 16 * limits.MIB
+COLUMN_BYTES_MAX: Final = 4 * limits.MIB
+"""Of keys in all entries; an Ingest's other columns are about as long again."""
 
 
 class EventRing:
@@ -21,18 +21,16 @@ class EventRing:
     def __init__(self) -> None:
         """Nothing has happened."""
         self.entries: deque[tuple[float, Event]] = deque()
-        self._bytes = 0
+        self._columns = 0
+        """Bytes of keys in the entries: what an event keeps alive beyond a fixed measure."""
 
     def append(self, now: float, event: Event) -> None:
         """Remember an event that is about to be handled."""
-        self.entries.append((now, event))
-        self._bytes += _weight(event)
-        while len(self.entries) > limits.EVENT_RING_ENTRIES or self._bytes > RING_BYTES_MAX:
-            self._bytes -= _weight(self.entries.popleft()[1])
-
-
-def _weight(event: Event) -> int:
-    """Roughly the memory that an event keeps alive, in bytes."""
-    if isinstance(event, IngestRequested):
-        return EVENT_BYTES + 2 * len(event.message.keys)
-    return EVENT_BYTES
+        entries = self.entries
+        entries.append((now, event))
+        if isinstance(event, IngestRequested):
+            self._columns += len(event.message.keys)
+        while len(entries) > limits.EVENT_RING_ENTRIES or self._columns > COLUMN_BYTES_MAX:
+            _, old = entries.popleft()
+            if isinstance(old, IngestRequested):
+                self._columns -= len(old.message.keys)

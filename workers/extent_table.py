@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvstore.record import Record
     from kvstore.segment import Geometry
 
-IDLE: Final = 0
-BUSY: Final = 1
+NOBODY: Final = 0
+"""In a chunk's column of works: works are numbered from 1."""
 
 
 class ChunkTable:
@@ -32,27 +32,30 @@ class ChunkTable:
 
     `states` holds RecordState. `generations` is the generation of the record, or for a FREE one
     the highest that was ever refused here: it never falls. `outcomes` tells how the last pull of
-    that generation ended. `checksums` is the writer's, meaningful while SEALED. `busy` is BUSY
-    while a pull or another piece of work has the extent.
+    that generation ended. `checksums` is the writer's, meaningful while SEALED. `works` is the
+    number of the pull or other piece of work that has the extent, which is busy then.
     """
 
-    __slots__ = ("busy", "checksums", "generations", "outcomes", "size_class", "start", "states")
+    __slots__ = ("checksums", "generations", "outcomes", "size_class", "start", "states", "works")
 
     def __init__(self, start: int, size_class: int, slots: int, floor: int) -> None:
         """An empty chunk in which generations up to `floor` are refused."""
         self.start = start
         self.size_class = size_class
         self.states = bytearray(slots)
-        self.busy = bytearray(slots)
         self.outcomes = bytearray([Outcome.FENCED]) * slots
         self.generations = array("Q", [floor]) * slots
         self.checksums = array("Q", [0]) * slots
+        self.works = array("Q", [NOBODY]) * slots
 
     @property
     def is_idle(self) -> bool:
         """Whether every extent is FREE and nobody is at work: the chunk may be cut anew."""
-        slots = len(self.states)
-        return self.states.count(RecordState.FREE) == slots and self.busy.count(IDLE) == slots
+        return not any(self.states) and not any(self.works)
+
+    def is_busy(self, stretch: Stretch) -> bool:
+        """Whether somebody is at work on any extent of the stretch."""
+        return any(self.works[stretch.slot : stretch.slot + stretch.count])
 
     def occupied(self) -> Iterator[tuple[int, int, int]]:
         """(slot, state, generation) of each extent that is not FREE, in slot order."""
@@ -71,7 +74,6 @@ class ChunkTable:
         self.states[first:stop] = bytes((RecordState.RESERVED,)) * stretch.count
         self.generations[first:stop] = array("Q", [generation]) * stretch.count
         self.checksums[first:stop] = checksums
-        self.occupy(stretch)
 
     def settle(self, stretch: Stretch, outcomes: bytes) -> None:
         """End a pull of this stretch: OK becomes SEALED, the rest FREE; outcomes are kept."""
@@ -85,17 +87,15 @@ class ChunkTable:
         self.outcomes[first:stop] = outcomes
         self.vacate(stretch)
 
-    def occupy(self, stretch: Stretch) -> None:
-        """Mark extents as worked on; they must not be already."""
+    def occupy(self, stretch: Stretch, work: int) -> None:
+        """Give extents to a work; they must be idle."""
         first, stop = stretch.slot, stretch.slot + stretch.count
-        assert self.busy.find(BUSY, first, stop) < 0, (self.start, stretch)
-        self.busy[first:stop] = b"\1" * stretch.count
+        self.works[first:stop] = array("Q", [work]) * stretch.count
 
     def vacate(self, stretch: Stretch) -> None:
         """Undo `occupy`."""
         first, stop = stretch.slot, stretch.slot + stretch.count
-        assert self.busy.find(IDLE, first, stop) < 0, (self.start, stretch)
-        self.busy[first:stop] = bytes(stretch.count)
+        self.works[first:stop] = array("Q", [NOBODY]) * stretch.count
 
 
 class SegmentTable:
@@ -179,13 +179,12 @@ class SegmentTable:
 
     def stretches(self, size_class: int, offsets: array[int]) -> tuple[Stretch, ...]:
         """`offsets` as runs of neighbours. BadValue unless all are distinct extents in place."""
-        if len(set(offsets)) != len(offsets):
-            raise BadValue("offsets", list(offsets), "distinct extents")
         geometry, found, page, count = self.geometry, list[Stretch](), 0, len(offsets)
         if not count:
             return ()
         span, slots = self._cuts.get(size_class) or self._cut_of(size_class, offsets[0])
         room = geometry.payload_bytes - size_class
+        chunk_end = 0  # compared as a whole from here on: most requests are one row of neighbours
         while page < count:
             offset = offsets[page]
             start = offset // span * span
@@ -193,11 +192,16 @@ class SegmentTable:
             if rest or slot >= slots or offset > room:
                 geometry.check_extent(offset, size_class)  # says what is wrong with it
             stop = min(count, page + slots - slot)
-            last, expected = page + 1, offset + size_class
-            while last < stop and offsets[last] == expected:
-                last, expected = last + 1, expected + size_class
+            last = page + 1
+            if page == chunk_end and offsets[page:stop] == _row(offset, stop - page, size_class):
+                last = chunk_end = stop
+            else:
+                while last < stop and offsets[last] == offset + (last - page) * size_class:
+                    last += 1
             found.append(Stretch(page, last - page, start, slot, offset))
             page = last
+        if len(found) > 1 and len(set(offsets)) != count:
+            raise BadValue("offsets", list(offsets), "distinct extents")
         return tuple(found)
 
     def _cut_of(self, size_class: int, offset: int) -> tuple[int, int]:
@@ -220,6 +224,13 @@ class SegmentTable:
             mine = all(self._chunk_of_frame[frame] is chunk for frame in frames)
             if not mine or chunk.start != start:  # I5
                 raise InvariantBroken(f"I5 {self.segment}: chunk {start} lacks frames {frames}")
-            columns = (chunk.states, chunk.busy, chunk.outcomes, chunk.generations, chunk.checksums)
+            columns = (
+                chunk.states, chunk.works, chunk.outcomes, chunk.generations, chunk.checksums,
+            )  # fmt: skip
             if len({len(column) for column in columns}) != 1:
                 raise InvariantBroken(f"{self.segment}: columns of chunk {start} differ in length")
+
+
+def _row(offset: int, count: int, size_class: int) -> array[int]:
+    """The offsets of `count` neighbours."""
+    return array("Q", range(offset, offset + count * size_class, size_class))

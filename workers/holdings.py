@@ -15,7 +15,7 @@ import msgspec
 from kvstore.errors import InvariantBroken
 from kvstore.record import RecordState
 from workers.events import ExtentGroup
-from workers.extent_table import BUSY, ChunkTable, SegmentTable
+from workers.extent_table import NOBODY, ChunkTable, SegmentTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,25 +67,18 @@ class Holdings:
         return table if table is not None and table.incarnation == incarnation else None
 
     def begin(self, kind: WorkKind, owner: int, extents: ExtentGroup, generation: int = 0) -> Work:
-        """Start a work. A pull's extents are marked busy as they are reserved, others' here."""
+        """Start a work on extents that are idle: it has them from here on."""
         table = self.segments[extents.segment]
         work = Work(self.next_number(), kind, owner, table, extents, generation)
-        if kind is not WorkKind.PULL:
-            for stretch in extents.stretches:
-                table.chunks[stretch.chunk_start].occupy(stretch)
+        for stretch in extents.stretches:
+            table.chunks[stretch.chunk_start].occupy(stretch, work.id)
         self.works[work.id] = work
         return work
 
-    def at(self, table: SegmentTable, chunk: ChunkTable, slot: int) -> Work:
-        """The work that has this busy extent."""
-        for work in self.works.values():
-            if work.table is not table:
-                continue
-            for stretch in work.extents.stretches:
-                inside = stretch.slot <= slot < stretch.slot + stretch.count
-                if inside and stretch.chunk_start == chunk.start:
-                    return work
-        raise InvariantBroken(f"{table.segment}: slot {slot} of {chunk.start} is busy for nobody")
+    def at(self, chunk: ChunkTable, slot: int) -> Work | None:
+        """The work that has this extent; None while it is idle."""
+        number = chunk.works[slot]
+        return None if number == NOBODY else self.works[number]
 
     def pulls(self) -> list[Work]:
         """The pulls that run now."""
@@ -100,7 +93,7 @@ class Holdings:
                 (self.held.add if next(answers) else self.held.discard)(place)
 
     def check_invariants(self) -> None:
-        """Raise InvariantBroken unless busy marks and works agree, and pulls are what they say."""
+        """Raise InvariantBroken unless columns and works agree, and pulls are what they say."""
         busy: dict[tuple[str, int, int], int] = {}
         for number, work in self.works.items():
             for stretch in work.extents.stretches:
@@ -112,10 +105,12 @@ class Holdings:
         for table in self.segments.values():
             table.check_invariants()
             for chunk in table.chunks.values():
-                for slot, mark in enumerate(chunk.busy):
-                    if (mark == BUSY) != ((table.segment, chunk.start, slot) in busy):
-                        raise InvariantBroken(f"I6 busy mark of slot {slot} in {chunk.start} lies")
-                    if chunk.states[slot] == RecordState.RESERVED and mark != BUSY:
+                for slot, number in enumerate(chunk.works):
+                    if number != busy.get((table.segment, chunk.start, slot), NOBODY):
+                        raise InvariantBroken(
+                            f"I6 work {number} has no slot {slot} of {chunk.start}"
+                        )
+                    if chunk.states[slot] == RecordState.RESERVED and number == NOBODY:
                         raise InvariantBroken(f"I6 slot {slot} of {chunk.start} waits for nobody")
 
     def _check_stretch(self, work: Work, stretch: Stretch) -> None:

@@ -96,7 +96,7 @@ class Membership:
 
     def gate(self, message: Ingest, now: float) -> Outcome | None:
         """Why nothing may be pulled for this message; None when it may."""
-        if self.is_fenced(now) or message.epoch != self.epoch:  # I10
+        if message.epoch != self.epoch or self.is_fenced(now):  # I10
             return Outcome.FENCED
         known = self._holdings.find(message.segment, message.incarnation)
         return None if known is not None else Outcome.STALE  # I11
@@ -173,10 +173,9 @@ class Membership:
 
     def offer(self, now: float) -> list[Action]:
         """Offer the inventories, once nobody is at work any more on the segments."""
-        offered = any(call.asked is Asked.OFFER for call in self.calls.values())
-        if self.link is not Link.OFFERING or not self.unanswered or offered:
+        if self.link is not Link.OFFERING or not self.unanswered or self._holdings.works:
             return []
-        if self._holdings.works:
+        if any(call.asked is Asked.OFFER for call in self.calls.values()):
             return []
         # The leader starts from the inventory: what it still wants freed, it will ask for again.
         self._holdings.held.clear()

@@ -31,16 +31,21 @@ from workers.events import (
     Stretch,
     WriteFree,
 )
-from workers.extent_table import BUSY, ChunkTable, SegmentTable
+from workers.extent_table import NOBODY, ChunkTable, SegmentTable
 from workers.holdings import Holdings, Work, WorkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvstore.wire.messages.base import Message
 
 UNDECIDED: Final = 255
+_SETTLED: Final = bytes((Outcome.OK, Outcome.PLAN_CLOSED))
+"""What a leader says of a seal that it need not be told again."""
 U64_BYTES: Final = 8
+UNREPORTED_MAX: Final = limits.WAITING_PUTS_MAX
+"""Reports that no leader has answered. Beyond that the oldest is forgotten: its put times out at
+the leader, which then fences the extents, or the next inventory lists them."""
 U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFF_FFFF
 
@@ -65,7 +70,7 @@ class Report(msgspec.Struct, gc=False):
 
     message: Sealed
     request: Request | None = None
-    pages: tuple[int, ...] = ()
+    pages: tuple[int, ...] | range = ()
 
 
 class Pulls:
@@ -111,6 +116,8 @@ class Pulls:
 
     def resume(self) -> list[Action]:
         """Look at the waiting requests again, in order, after a work or a pause has ended."""
+        if not self.waiting:
+            return []
         waiting, self.waiting = self.waiting, []
         return [action for request in waiting for action in self._decide(request)]
 
@@ -132,8 +139,13 @@ class Pulls:
             stretches = table.stretches(size_class, request.offsets)
         except BadValue as error:
             return [RefuseIngest(request.id, error.code, str(error))]
-        chunks = [table.cut(stretch.offset, size_class) for stretch in stretches]
-        if self._is_paused(message.segment) or _any_busy(stretches, chunks):
+        chunks: list[ChunkTable | None] = []
+        must_wait = self._is_paused(message.segment)
+        for stretch in stretches:
+            chunk = table.cut(stretch.offset, size_class)
+            chunks.append(chunk)
+            must_wait = must_wait or (chunk is not None and chunk.is_busy(stretch))
+        if must_wait:
             return self._wait(request)
         wanted: list[Stretch] = []
         for stretch, chunk in zip(stretches, chunks, strict=True):
@@ -186,11 +198,13 @@ class Pulls:
         return self._report(request)
 
     def _report(self, request: Request) -> list[Action]:
-        pages = [page for page, outcome in enumerate(request.outcomes) if outcome == Outcome.OK]
+        outcomes = request.outcomes
+        pages: tuple[int, ...] | range = range(len(outcomes))
+        if any(outcomes):
+            pages = tuple(page for page, outcome in enumerate(outcomes) if not outcome)
         if not pages:
-            return [AnswerIngest(request.id, bytes(request.outcomes))]
-        message = _sealed_message(request, pages)
-        return [self._call(Report(message, request, tuple(pages)))]
+            return [AnswerIngest(request.id, bytes(outcomes))]
+        return [self._call(Report(_sealed_message(request, pages), request, pages))]
 
     def _call(self, report: Report) -> Action:
         number = self._holdings.next_number()
@@ -204,13 +218,21 @@ class Pulls:
         outcomes = bytes((Outcome.TRANSPORT,)) * count
         if isinstance(reply, SealedNoted) and len(reply.outcomes) == count:
             outcomes = reply.outcomes
+        self._keep(message, is_settled=not outcomes.translate(None, _SETTLED))
+        if not any(outcomes):
+            return _answer(report, outcomes)
         closed = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.PLAN_CLOSED]
-        place = (message.segment, message.generation, message.offsets)
-        if outcomes.count(Outcome.OK) + len(closed) == count:
-            self.unreported.pop(place, None)
-        else:
-            self.unreported[place] = message
         return _answer(report, outcomes) + (self._give_up(message, closed) if closed else [])
+
+    def _keep(self, message: Sealed, *, is_settled: bool) -> None:
+        """Remember a report for the next leader, or forget it: all of it is settled."""
+        place = (message.segment, message.generation, message.offsets)
+        if is_settled:
+            self.unreported.pop(place, None)
+            return
+        if len(self.unreported) >= UNREPORTED_MAX and place not in self.unreported:
+            del self.unreported[next(iter(self.unreported))]
+        self.unreported[place] = message
 
     def _give_up(self, message: Sealed, pages: list[int]) -> list[Action]:
         """Free extents whose plan the master has closed, unless something newer lies there."""
@@ -246,15 +268,15 @@ def _opened(number: int, session: int, message: Ingest) -> Request:
     if rest or not 0 < count <= limits.BATCH_PAGES_MAX:
         want = f"1 to {limits.BATCH_PAGES_MAX} keys of {KEY_BYTES} bytes"
         raise BadValue("keys", len(message.keys), want)
-    for field in ("offsets", "checksums"):
-        column: bytes = getattr(message, field)
-        if len(column) != count * U64_BYTES:
-            raise BadValue(field, len(column), f"{count * U64_BYTES} bytes for {count} keys")
+    if not len(message.offsets) == len(message.checksums) == count * U64_BYTES:
+        sizes = len(message.offsets), len(message.checksums)
+        raise BadValue("offsets, checksums", sizes, f"{count * U64_BYTES} bytes for {count} keys")
     if len(message.parent) != KEY_BYTES:
         raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
-    for field, most in (("part", limits.PARTS_MAX - 1), ("token_count", U16_MAX)):
-        if not 0 <= getattr(message, field) <= most:
-            raise BadValue(field, getattr(message, field), f"0 to {most}")
+    if not 0 <= message.part < limits.PARTS_MAX:
+        raise BadValue("part", message.part, f"0 to {limits.PARTS_MAX - 1}")
+    if not 0 <= message.token_count <= U16_MAX:
+        raise BadValue("token_count", message.token_count, f"0 to {U16_MAX}")
     if not 0 <= message.namespace_ordinal <= U32_MAX:
         raise BadValue("namespace_ordinal", message.namespace_ordinal, f"0 to {U32_MAX}")
     if epoch_of(Generation(message.generation)) != message.epoch:
@@ -262,13 +284,6 @@ def _opened(number: int, session: int, message: Ingest) -> Request:
     offsets, checksums = array("Q", message.offsets), array("Q", message.checksums)
     undecided = bytearray((UNDECIDED,)) * count
     return Request(number, session, message, offsets, checksums, undecided)
-
-
-def _any_busy(stretches: tuple[Stretch, ...], chunks: list[ChunkTable | None]) -> bool:
-    return any(
-        chunk is not None and chunk.busy.find(BUSY, each.slot, each.slot + each.count) >= 0
-        for each, chunk in zip(stretches, chunks, strict=True)
-    )
 
 
 def _known_outcome(chunk: ChunkTable, slot: int, generation: int, checksum: int) -> int:
@@ -300,7 +315,7 @@ def _undecided(outcomes: bytearray, stretch: Stretch, offsets: array[int]) -> li
     return found
 
 
-def _sealed_message(request: Request, pages: list[int]) -> Sealed:
+def _sealed_message(request: Request, pages: Sequence[int]) -> Sealed:
     """The report of these pages of a request."""
     ingest = request.message
     whole = Sealed(
@@ -310,7 +325,7 @@ def _sealed_message(request: Request, pages: list[int]) -> Sealed:
     return whole if len(pages) == len(request.outcomes) else _only(whole, pages)
 
 
-def _only(message: Sealed, pages: list[int]) -> Sealed:
+def _only(message: Sealed, pages: Sequence[int]) -> Sealed:
     """The same report of fewer extents."""
     return msgspec.structs.replace(
         message,
@@ -320,7 +335,7 @@ def _only(message: Sealed, pages: list[int]) -> Sealed:
     )
 
 
-def _picked(column: bytes, width: int, pages: list[int]) -> bytes:
+def _picked(column: bytes, width: int, pages: Sequence[int]) -> bytes:
     return b"".join(column[page * width : (page + 1) * width] for page in pages)
 
 
@@ -339,7 +354,7 @@ def _still_sealed(
         if rest or slot >= len(chunk.states):
             continue  # the chunk was cut anew for another class
         same = chunk.generations[slot] == message.generation
-        if same and chunk.states[slot] == RecordState.SEALED and chunk.busy[slot] != BUSY:
+        if same and chunk.states[slot] == RecordState.SEALED and chunk.works[slot] == NOBODY:
             yield offsets[page], chunk, slot
 
 
@@ -348,6 +363,7 @@ def _answer(report: Report, outcomes: bytes) -> list[Action]:
     request = report.request
     if request is None:
         return []
-    for page, outcome in zip(report.pages, outcomes, strict=True):
-        request.outcomes[page] = outcome
+    if any(outcomes):
+        for page, outcome in zip(report.pages, outcomes, strict=True):
+            request.outcomes[page] = outcome
     return [AnswerIngest(request.id, bytes(request.outcomes))]

@@ -22,9 +22,9 @@ from workers import events
 from workers.commands import Commands
 from workers.event_ring import EventRing
 from workers.events import Action, AnswerCommand, Event
-from workers.holdings import Holdings, WorkKind
+from workers.holdings import Holdings
 from workers.membership import Link, Membership
-from workers.pulls import Pulls
+from workers.pulls import UNREPORTED_MAX, Pulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,10 +75,13 @@ class WorkerState:
         match event:
             case events.IngestRequested(request, session, message):
                 return self.pulls.request(request, session, message)
-            case events.PullEnded() | events.WorkEnded():
-                return self._work_ended(event)
+            case events.PullEnded(pull, outcomes):
+                return self._settled(self.pulls.ended(self.holdings.works.pop(pull), outcomes))
             case events.MasterAnswered():
                 return self._answered(event)
+            case events.WorkEnded(work, outcomes):
+                done = self.holdings.works.pop(work)
+                return self._settled(self.commands.ended(done, outcomes))
             case events.CommandReceived():
                 return self._command(event)
             case events.LinkOpened():
@@ -95,13 +98,8 @@ class WorkerState:
             case _:
                 assert_never(event)
 
-    def _work_ended(self, event: events.PullEnded | events.WorkEnded) -> list[Action]:
-        number = event.pull if isinstance(event, events.PullEnded) else event.work
-        work = self.holdings.works.pop(number)
-        if work.kind is WorkKind.PULL:
-            actions = self.pulls.ended(work, event.outcomes)
-        else:
-            actions = self.commands.ended(work, event.outcomes)
+    def _settled(self, actions: list[Action]) -> list[Action]:
+        """A work has ended in these actions: see who has waited for it."""
         # Commands first: a fence must take hold before a waiting request is looked at again.
         actions += self.commands.resume()
         actions += self.pulls.resume()
@@ -151,6 +149,8 @@ class WorkerState:
             raise InvariantBroken(f"I6 pulls {running} but requests {set(self.pulls.running)}")
         if len(self.pulls.waiting) > limits.WAITING_PUTS_MAX:
             raise InvariantBroken(f"I7 {len(self.pulls.waiting)} requests wait")
+        if len(self.pulls.unreported) > UNREPORTED_MAX:
+            raise InvariantBroken(f"I7 {len(self.pulls.unreported)} reports without an answer")
         offered = [call.segment for call in self.membership.calls.values() if call.segment]
         for segment in self.membership.unanswered & set(offered):
             if any(work.table.segment == segment for work in self.holdings.pulls()):

@@ -222,6 +222,20 @@ def test_a_seal_without_an_answer_is_told_to_the_next_leader(reply: Failure | No
     assert reregistered(script, EPOCH + 2) == []
 
 
+def test_of_too_many_seals_without_an_answer_the_oldest_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulls_module, "UNREPORTED_MAX", 2)
+    script = Script().serve()
+    for i in range(3):
+        message = ingest((i * PAGE,), 5, first_key=i + 1)
+        report = one(script.finish(script.start(message)), events.CallMaster)
+        script.feed(events.MasterAnswered(report.call, None))
+    script.now += BEAT_S
+    calls = [a.message for a in script.feed(events.Tick()) if isinstance(a, events.CallMaster)]
+    assert [call.keys for call in calls if isinstance(call, Sealed)] == [key(2), key(3)]
+
+
 def test_only_what_still_lies_there_is_told_again() -> None:
     script = Script().serve()
     report = one(script.finish(script.start(ingest(THREE, 5))), events.CallMaster)

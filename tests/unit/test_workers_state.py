@@ -222,9 +222,9 @@ def broken(script: Script, how: str) -> None:
     state, chunk = script.state, script.chunk()
     match how:
         case "a busy mark for nobody":
-            chunk.busy[9] = 1
+            chunk.works[9] = 1
         case "a pull without its mark":
-            chunk.busy[0] = 0
+            chunk.works[0] = 0
         case "a pull whose record says another state":
             chunk.states[0] = RecordState.SEALED
         case "a pull whose record says another generation":
@@ -240,6 +240,12 @@ def broken(script: Script, how: str) -> None:
         case "two works on one extent":
             (work,) = state.holdings.works.values()
             state.holdings.works[999] = msgspec.structs.replace(work, id=999)
+        case "an extent of another work":
+            chunk.works[0] += 1
+        case "too many unreported":
+            report = Sealed(SEGMENT, 1, 1, 1, 0, b"", b"", b"")
+            places = ((SEGMENT, i, b"") for i in range(limits.WAITING_PUTS_MAX + 1))
+            state.pulls.unreported |= dict.fromkeys(places, report)
         case "too many waiting":
             state.pulls.waiting += [next(iter(state.pulls.running.values()))] * (
                 limits.WAITING_PUTS_MAX + 1
@@ -258,6 +264,8 @@ def broken(script: Script, how: str) -> None:
         "a chunk that lost its frame",
         "columns of different length",
         "two works on one extent",
+        "an extent of another work",
+        "too many unreported",
         "too many waiting",
     ],
 )
