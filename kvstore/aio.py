@@ -21,7 +21,6 @@ from kvstore.client.staging import is_stopped
 from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
 from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
 from kvstore.clock import SystemClock
-from kvstore.errors import KVStoreError
 from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
 from kvstore.transfer.choice import Choice
@@ -283,15 +282,13 @@ class AsyncKVStore:
             while True:
                 try:
                     answer = await self._perform(step, pages)
-                except KVStoreError as error:
+                except BaseException as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
-        finally:
-            steps.close()
 
     async def _perform(self, step: Step, pages: Mover | Viewer | None) -> Answer:
         match step:

@@ -2,7 +2,8 @@
 
 One planning code for the blocking store, the asyncio face and the simulation. A generator decides
 what to ask, move and retry; whoever drives it has the sockets, threads and memory. Time comes
-from a Clock that is handed in; a failed Ask is thrown into the generator as its typed error.
+from a Clock that is handed in. What a step raises, be it an interrupt, is thrown into the
+generator, which may ask for more steps before it lets that pass.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from kvstore.errors import KVStoreError, MalformedMessage
+from kvstore.errors import MalformedMessage
 from kvstore.transfer.transport import IngestSpan, ReadSpan
 from kvstore.wire.messages.base import Message
 
@@ -107,7 +108,7 @@ def drive(steps: Steps[T], performer: Performer) -> T:
         while True:
             try:
                 answer = perform(step, performer)
-            except KVStoreError as error:
+            except BaseException as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)

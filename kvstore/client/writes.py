@@ -195,13 +195,21 @@ def _put_batch(batch: _Batch, clock: Clock, new_request_id: Callable[[], bytes])
             batch.refuse_rest()
             return
         pages = _pages_of(stretches)
-        _note_answers(batch, pages, plans)
-        if plans.spans:
-            yield from _ingest(batch, pages, plans, clock)
-        elif not batch.request.wait:
-            batch.refuse_rest()
-        else:
-            yield from _wait(batch, clock)
+        try:
+            _note_answers(batch, pages, plans)
+            if plans.spans:
+                yield from _ingest(batch, pages, plans, clock)
+            elif not batch.request.wait:
+                batch.refuse_rest()
+            else:
+                yield from _wait(batch, clock)
+        except GeneratorExit:
+            raise  # Nobody carries out another step.
+        except BaseException:
+            # An interrupt, a cancelled task, a bug: nobody will pull into these extents any more.
+            planned = tuple(plan.generation for plan in plans.spans)
+            yield from _abort(planned, batch.request.deadline_s - clock.now_s())
+            raise
 
 
 def _pages_of(stretches: list[tuple[int, int]]) -> Sequence[int]:
@@ -267,8 +275,7 @@ def _ingest(batch: _Batch, pages: Sequence[int], plans: PutPlans, clock: Clock) 
         if any(code not in (Outcome.OK, Outcome.PLAN_CLOSED) for code in outcomes):
             failed.append(plan.generation)
         _note_failures(part, mine, outcomes)
-    if failed:
-        yield from _abort(tuple(failed), batch.request.deadline_s - clock.now_s())
+    yield from _abort(tuple(failed), batch.request.deadline_s - clock.now_s())
 
 
 def _note_failures(part: PartProgress, pages: Sequence[int], outcomes: bytes) -> None:
@@ -318,7 +325,7 @@ def _segment(plans: PutPlans, index: int) -> SegmentRef:
 
 def _abort(generations: tuple[int, ...], left_s: float) -> Steps[None]:
     """Give plans up now. When that fails they time out at the master by themselves."""
-    if left_s <= 0:
+    if not generations or left_s <= 0:
         return
     try:
         yield from ask(AbortPut(generations), Done, min(ABORT_TIMEOUT_S, left_s))

@@ -9,7 +9,7 @@ import pytest
 from kvstore import limits
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
-from kvstore.client.steps import drive
+from kvstore.client.steps import Ask, IngestPages, drive
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
@@ -17,7 +17,7 @@ from kvstore.namespace import opaque
 from kvstore.page import PageChain
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.puts import AbortPut, BeginPut, PageRange, RefusedRange
+from kvstore.wire.messages.puts import AbortPut, BeginPut, PageRange, PutPlans, RefusedRange
 from kvstore.wire.messages.reads import Probe, Probed
 from tests.fakes import payload
 from tests.unit.client_scripts import Script, begin_put, keys_asked, opened, plan, plans
@@ -293,8 +293,63 @@ def test_named_objects_are_chains_of_their_own() -> None:
     ],
 )
 def test_an_answer_about_other_pages_is_malformed(answer: Message) -> None:
+    script = Script().will(answer)
     with pytest.raises(MalformedMessage):
-        put(Script().will(answer), 2)
+        put(script, 2)
+    # What it planned all the same is not left to its timeout.
+    spans = answer.spans if isinstance(answer, PutPlans) else ()
+    assert script.asked_of(AbortPut) == [AbortPut((span.generation,)) for span in spans]
+
+
+class Interrupted(Script):
+    """Something ends each transfer, and the first so many questions that come after it."""
+
+    def __init__(self, error: BaseException, questions: int = 0) -> None:
+        super().__init__()
+        self.error = error
+        self.questions = questions
+        self.takes_s = 0.0
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        self.clock.advance(self.takes_s)
+        raise self.error
+
+    def ask(self, message: Message, timeout_s: float) -> Message:
+        reply = super().ask(message, timeout_s)
+        if isinstance(message, AbortPut) and self.questions:
+            self.questions -= 1
+            raise self.error
+        return reply
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError, Unavailable])
+@pytest.mark.parametrize("questions", [0, 1])
+def test_a_put_that_is_interrupted_gives_its_plans_up(
+    error: type[BaseException], questions: int
+) -> None:
+    script = Interrupted(error("now"), questions)
+    script.will(plans(plan(0, 2, 101), plan(2, 1, 102, at=5)))
+    with pytest.raises(error, match="now"):
+        put(script, 3)
+    assert script.asked_of(AbortPut) == [AbortPut((101, 102))]
+
+
+def test_an_interrupted_put_whose_time_is_up_asks_nothing_more() -> None:
+    script = Interrupted(KeyboardInterrupt())
+    script.takes_s = 10.0
+    with pytest.raises(KeyboardInterrupt):
+        put(script.will(plans(plan(0, 1, 101))), 1, timeout_s=10.0)
+    assert not script.asked_of(AbortPut)
+
+
+def test_a_plan_that_nobody_carries_out_any_more_asks_nothing() -> None:
+    script, space = Script(), opened()
+    source = PartSource(0, SIZE, (0,))
+    request = PutRequest(space, chain_of(1), (source,), script.clock.now_s() + 10.0)
+    steps = put_steps(request, script.clock, script.new_id)
+    assert isinstance(next(steps), Ask)
+    assert isinstance(steps.send(plans(plan(0, 1, 101))), IngestPages)
+    steps.close()
 
 
 class Stuck(Script):
