@@ -1,6 +1,6 @@
 """What an eviction policy decides: scores. The caller finds victims and obeys leases and leaves.
 
-The caller keeps a policy's three numbers with each run of pages, hands them in with every
+The caller keeps a policy's four numbers with each run of pages, hands them in with every
 notification and otherwise lets them be: a run that is split gives both halves the same numbers.
 It, not the policy, sees to it that nothing leased, pinned or half written goes, and that tails go
 first.
@@ -8,11 +8,19 @@ first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from policies.hints import Hints
     from policies.parameters import Parameters
+
+SAME_USE_S: Final = 10.0
+"""Accesses within so many seconds of one that counted are the same use.
+
+One request looks pages up, puts what follows and has a decode worker read it all again. Counted
+apart, every new page would look like one that came back (O'Neil et al., "The LRU-K page
+replacement algorithm", SIGMOD 1993, call it the correlated reference period).
+"""
 
 
 class Entry(Protocol):
@@ -20,10 +28,12 @@ class Entry(Protocol):
 
     heat: float
     """Whatever the policy needs; most keep what they order by."""
+    bias: float
+    """Another such number: what hints or a queue add to the order until the next use."""
     touches: int
-    """Accesses, as far as they are remembered; the put is the first."""
+    """Uses, as far as they are remembered; the put is the first. Admission reads them."""
     touched_s: float
-    """Time of the last one."""
+    """Time of the last use that counted (see `SAME_USE_S`)."""
 
     def __len__(self) -> int:
         """How many pages."""
@@ -41,7 +51,7 @@ class EvictionPolicy(Protocol):
     """May be replaced by others of the same type at any time."""
 
     def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
-        """`pages` pages from `key` on were just put; sets all three numbers of `entry`.
+        """`pages` pages from `key` on were just put; sets all four numbers of `entry`.
 
         `entry` may be a pattern whose length says nothing yet.
         """
@@ -55,14 +65,21 @@ class EvictionPolicy(Protocol):
         """Where it stands now. Asked for candidates only, so that it may depend on the time."""
         ...
 
-    def spares(self, entry: Entry, now_s: float) -> bool:
+    def spares(self, _entry: Entry, _now_s: float) -> bool:
         """Whether the chosen victim is moved on in the order instead (and was, if so)."""
-        ...
+        return False
 
     def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
         """The last `pages` pages of `entry`, from `key` on, left; they may come back."""
-        ...
 
     def resize(self, pages: int) -> None:
         """So many pages are in the pool now: what is remembered of others is bounded by it."""
-        ...
+
+
+def is_new_use(entry: Entry, now_s: float) -> bool:
+    """Whether an access now counts as a use of its own; if so it is counted."""
+    if now_s - entry.touched_s < SAME_USE_S:
+        return False
+    entry.touches += 1
+    entry.touched_s = now_s
+    return True
