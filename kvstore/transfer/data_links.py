@@ -1,16 +1,23 @@
-"""Data connections to one worker: a few greeted sockets, each used by one call at a time."""
+"""Data connections to one worker: a few greeted sockets, each used by one call at a time.
+
+Owns which reply belongs to a request where only one is under way.
+"""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import Unavailable
+from kvstore.errors import MalformedMessage, Unavailable
 from kvstore.rpc.dialling import dial
+from kvstore.rpc.failure import error_of
+from kvstore.wire.framing import REPLY, REQUEST
+from kvstore.wire.messages.hello import Failure
 
 if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.rpc.identity import Identity
+    from kvstore.wire.messages.base import Message
 
 SPIN_S: Final = 50e-6
 """Polling before sleeping: a reply usually comes sooner than a sleeper is woken."""
@@ -94,3 +101,25 @@ class DataLinks:
             if link.is_quiet:
                 return link
             link.close()
+
+
+def reply_to(request_id: int, link: FrameSocket, deadline_s: float) -> Message:
+    """What the peer says to this request, a Failure too. MalformedMessage for anything else."""
+    frame = link.receive(deadline_s)
+    if frame.kind is not REPLY or frame.request_id != request_id:
+        raise MalformedMessage(f"{type(frame.message).__name__} that nobody asked for")
+    return frame.message
+
+
+def call(
+    link: FrameSocket, message: Message, deadline_s: float, fds: tuple[int, ...] = ()
+) -> Message:
+    """One request and its reply on a connection that carries nothing else meanwhile.
+
+    Raises the error that a Failure names.
+    """
+    link.send(REQUEST, 0, message, fds, deadline_s=deadline_s)
+    reply = reply_to(0, link, deadline_s)
+    if isinstance(reply, Failure):
+        raise error_of(reply)
+    return reply

@@ -28,8 +28,7 @@ from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.page import checksum_seed
 from kvstore.rpc.address import UnixAddress, parse_address
-from kvstore.rpc.failure import error_of
-from kvstore.transfer.data_links import DataLinks
+from kvstore.transfer.data_links import DataLinks, call
 from kvstore.transfer.memory import address_of, copy_bytes, populate
 from kvstore.transfer.mooncake_process import (
     EngineProcess,
@@ -42,7 +41,6 @@ from kvstore.transfer.transport import all_of, column, span_checksums
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.engine import EnginePull
-from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.puts import EngineSource
 from kvstore.wire.messages.transfers import CheckRecords, EngineFound, FindEngine, RecordsChecked
 
@@ -68,14 +66,19 @@ class _Reader:
 
     def __init__(self, settings: EngineSettings) -> None:
         fd = os.memfd_create("kvharbor-bounce", os.MFD_CLOEXEC)
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, fd)
+        try:
             os.ftruncate(fd, BOUNCE_BYTES)
             self._map = mmap.mmap(fd, BOUNCE_BYTES)
             self.address = address_of(memoryview(self._map))
             populate(self.address, BOUNCE_BYTES, _MADV_POPULATE_WRITE)
             self.process = EngineProcess(settings)
-            self.region, _ = self.process.map(fd, 0, BOUNCE_BYTES, writable=True, served=False)
+            try:
+                self.region, _ = self.process.map(fd, 0, BOUNCE_BYTES, writable=True, served=False)
+            except BaseException:
+                self.process.close()
+                raise
+        finally:
+            os.close(fd)
 
     @property
     def alive(self) -> bool:
@@ -318,11 +321,7 @@ class MooncakeTransport:
 
     def _ask(self, message: Message, deadline_s: float) -> Message:
         with self._links.link(deadline_s) as link:
-            link.send(FrameKind.REQUEST, 1, message, deadline_s=deadline_s)
-            frame = link.receive(deadline_s)
-        if isinstance(frame.message, Failure):
-            raise error_of(frame.message)
-        return frame.message
+            return call(link, message, deadline_s)
 
 
 def _life(span: ReadSpan) -> tuple[str, int]:

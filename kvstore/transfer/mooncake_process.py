@@ -33,6 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.frame_socket import FrameSocket
+from kvstore.transfer.data_links import reply_to
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.engine import (
     EngineMap,
@@ -222,7 +223,7 @@ class EngineProcess:
             self._requests += 1
             try:
                 self._link.send(FrameKind.REQUEST, self._requests, message, fds)
-                reply = self._link.receive(deadline_s).message
+                reply = reply_to(self._requests, self._link, deadline_s)
             except DeadlineExceeded as error:
                 self.kill()
                 name = type(message).__name__

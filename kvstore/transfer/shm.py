@@ -16,14 +16,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, ConfigError, KVStoreError, MalformedMessage
-from kvstore.rpc.failure import error_of
-from kvstore.transfer.data_links import DataLinks
+from kvstore.transfer.data_links import DataLinks, call
 from kvstore.transfer.mapped_segment import HeldSpan, MappedSegment
 from kvstore.transfer.piece_calls import PieceCalls
 from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import BufferSource
 from kvstore.wire.messages.transfers import (
     AttachBuffer,
@@ -79,7 +78,7 @@ class ShmTransport:
     def share(self, deadline_s: float) -> None:
         """Map the segments of this worker that are new, or have begun a new life, to us."""
         with self._mutex, self._links.link(deadline_s) as link:
-            reply = _call(link, ShareSegments(), deadline_s)
+            reply = call(link, ShareSegments(), deadline_s)
             if not isinstance(reply, SegmentsShared):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to ShareSegments")
             fds = link.take_fds(len(reply.segments))
@@ -173,9 +172,9 @@ class ShmTransport:
             while self._forgotten:
                 number = self._forgotten.pop()
                 self._attached.discard(number)
-                _expect_done(_call(link, DetachBuffer(number), deadline_s))
+                _expect_done(call(link, DetachBuffer(number), deadline_s))
             message = AttachBuffer(buffer.number, buffer.size_bytes)
-            _expect_done(_call(link, message, deadline_s, (buffer.descriptor(),)))
+            _expect_done(call(link, message, deadline_s, (buffer.descriptor(),)))
             self._attached.add(buffer.number)
             buffer.on_close(self._detach)
             weakref.finalize(buffer, self._forgotten.append, buffer.number).atexit = False
@@ -185,20 +184,7 @@ class ShmTransport:
         self._attached.discard(number)
         deadline_s = time.monotonic() + DETACH_TIMEOUT_S
         with suppress(KVStoreError), self._links.link(deadline_s) as link:
-            _expect_done(_call(link, DetachBuffer(number), deadline_s))
-
-
-def _call(
-    link: FrameSocket, message: Message, deadline_s: float, fds: tuple[int, ...] = ()
-) -> Message:
-    """One request and its reply on a connection that carries nothing else meanwhile."""
-    link.send(FrameKind.REQUEST, 0, message, fds, deadline_s=deadline_s)
-    frame = link.receive(deadline_s)
-    if frame.kind is not FrameKind.REPLY or frame.request_id != 0:
-        raise MalformedMessage(f"{type(frame.message).__name__} that nobody asked for")
-    if isinstance(frame.message, Failure):
-        raise error_of(frame.message)
-    return frame.message
+            _expect_done(call(link, DetachBuffer(number), deadline_s))
 
 
 def _expect_done(reply: Message) -> None:

@@ -16,7 +16,7 @@ from kvstore import limits
 from kvstore.errors import KVStoreError, MalformedMessage
 from kvstore.page import checksum_seed
 from kvstore.rpc.failure import error_of
-from kvstore.transfer.data_links import DataLinks
+from kvstore.transfer.data_links import DataLinks, reply_to
 from kvstore.transfer.piece_calls import PieceCalls, outcome_of_error
 from kvstore.transfer.transport import (
     IngestSpan,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.transfer.context import TransferContext
     from kvstore.transfer.memory import Memory
-    from kvstore.wire.messages.base import Message
 
 READ_PIECE_BYTES: Final = 4 * limits.MIB
 READS_IN_FLIGHT: Final = 2
@@ -137,7 +136,7 @@ def _take_piece(
     """Receive one piece, verify it, and note its outcomes: the worker's last word counts too."""
     request_id, first, piece = asked
     pages = slice(first, first + len(piece))
-    reply = _receive(link, request_id, deadline_s)
+    reply = reply_to(request_id, link, deadline_s)
     if isinstance(reply, Failure):
         outcomes[pages] = all_of(outcome_of_error(error_of(reply)), len(piece))
         return
@@ -146,20 +145,13 @@ def _take_piece(
     coming = [p for p, o in zip(piece.places, reply.outcomes, strict=True) if o == Outcome.OK]
     link.receive_raw_into(list(_views(into, coming, piece.part_bytes)), deadline_s)
     found = _verified(piece, into, reply.outcomes)
-    ended = _receive(link, request_id, deadline_s)
+    ended = reply_to(request_id, link, deadline_s)
     if not isinstance(ended, ReadEnded) or len(ended.outcomes) != len(piece):
         raise MalformedMessage(f"{type(ended).__name__} at the end of a read")
     # A record that changed meanwhile explains bytes that do not match: it is the better reason.
     outcomes[pages] = bytes(
         last or checked for last, checked in zip(ended.outcomes, found, strict=True)
     )
-
-
-def _receive(link: FrameSocket, request_id: int, deadline_s: float) -> Message:
-    frame = link.receive(deadline_s)
-    if frame.kind is not FrameKind.REPLY or frame.request_id != request_id:
-        raise MalformedMessage(f"{type(frame.message).__name__} that nobody asked for")
-    return frame.message
 
 
 def _verified(piece: ReadSpan, into: Memory, started: bytes) -> bytes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
+import os
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, OutOfSpace, Unavailable
+from kvstore.transfer import mooncake
 from kvstore.transfer.mooncake import neighbours, require, settings_towards
 from kvstore.transfer.mooncake_child import joined
 from kvstore.transfer.mooncake_process import (
@@ -93,6 +97,35 @@ def test_the_bounce_buffer_is_emptied_to_the_right_places(numbers: list[int], si
         for i in range(length // size)
     ]
     assert copied == [(i * size, place) for i, place in enumerate(places)]
+
+
+class Refusing:
+    """An engine process that maps nothing."""
+
+    made: ClassVar[list[Refusing]] = []
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.closed = 0
+        self.made.append(self)
+
+    def map(self, fd: int, *stretch: int, writable: bool, served: bool) -> tuple[int, int]:
+        raise Unavailable(f"cannot register {fd}, {stretch}, {writable}, {served}")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_engine_that_refuses_its_bounce_buffer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake, "BOUNCE_BYTES", 4096)
+    monkeypatch.setattr(mooncake, "EngineProcess", Refusing)
+    engines = mooncake.ClientEngines(EngineSettings())
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Unavailable, match="cannot register"), engines.readers.one(FAR_FUTURE_S):
+        pass
+    assert [process.closed for process in Refusing.made] == [1]
+    gc.collect()  # a traceback may hold the map for a moment longer
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class Process:
