@@ -19,32 +19,28 @@ if TYPE_CHECKING:
 
 DETACH_WAIT_S: Final = limits.CALL_TIMEOUT_S
 
+ClientKey = tuple[str, str, bytes]
+"""Role, tenant and session token: a token alone could be another tenant's (I2)."""
 
-class _Held:
-    """One mapping and how many pulls use it."""
 
-    __slots__ = ("buffer", "is_retired", "uses")
+class HeldBuffer:
+    """One mapping, and how many pulls use it.
 
-    def __init__(self, buffer: ClientBuffer) -> None:
-        self.buffer = buffer
+    Each `SessionBuffers.use` ends once: by `end`, or as a context manager that gives the buffer.
+    """
+
+    __slots__ = ("_session", "buffer", "is_retired", "uses")
+
+    def __init__(self, session: SessionBuffers, buffer: ClientBuffer) -> None:
+        """Nobody uses it yet."""
+        self._session = session
+        self.buffer: Final = buffer
         self.uses = 0
         self.is_retired = False
 
-
-class Use:
-    """A pull's hold on a mapping: a context manager that gives the buffer, or `end` it, once."""
-
-    __slots__ = ("_held", "_session", "buffer")
-
-    def __init__(self, session: SessionBuffers, held: _Held) -> None:
-        """Take over a use that was counted."""
-        self._session = session
-        self._held = held
-        self.buffer: Final = held.buffer
-
     def end(self) -> None:
-        """Let go."""
-        self._session.end_use(self._held)
+        """End one use."""
+        self._session.end_use(self)
 
     def __enter__(self) -> ClientBuffer:
         return self.buffer
@@ -59,8 +55,9 @@ class SessionBuffers:
     def __init__(self) -> None:
         """None yet, and no connection."""
         self.connections = 0
-        self._idle = threading.Condition()
-        self._held: dict[int, _Held] = {}
+        self._mutex = threading.Lock()
+        self._idle = threading.Condition(self._mutex)
+        self._held: dict[int, HeldBuffer] = {}
 
     def attach(self, number: int, fd: int, size_bytes: int) -> None:
         """Map a buffer under this number, in place of what had it. The descriptor is consumed.
@@ -76,7 +73,7 @@ class SessionBuffers:
                 raise BadValue("buffer", number, f"at most {most} buffers a session")
             if known:
                 self._retire(self._held[number])
-            self._held[number] = _Held(buffer)
+            self._held[number] = HeldBuffer(self, buffer)
 
     def detach(self, number: int) -> None:
         """Let a buffer go; returns once no pull uses it. Unknown numbers are gone already."""
@@ -88,18 +85,18 @@ class SessionBuffers:
             if not self._idle.wait_for(lambda: not held.uses, DETACH_WAIT_S):
                 raise DeadlineExceeded(f"buffer {number} is still being pulled from")
 
-    def use(self, number: int) -> Use:
-        """The buffer, mapped until the use ends. BufferClosed when it is not attached."""
-        with self._idle:
+    def use(self, number: int) -> HeldBuffer:
+        """The buffer, mapped until this use ends. BufferClosed when it is not attached."""
+        with self._mutex:
             held = self._held.get(number)
             if held is None:
                 raise BufferClosed(f"buffer {number} is not attached")
             held.uses += 1
-        return Use(self, held)
+        return held
 
-    def end_use(self, held: _Held) -> None:
-        """One use less; the last one of a retired buffer unmaps it. For `Use`."""
-        with self._idle:
+    def end_use(self, held: HeldBuffer) -> None:
+        """One use less; the last one of a retired buffer unmaps it. For `HeldBuffer.end`."""
+        with self._mutex:
             held.uses -= 1
             if held.is_retired and not held.uses:
                 held.buffer.close()
@@ -112,25 +109,25 @@ class SessionBuffers:
                 self._retire(held)
             self._held.clear()
 
-    def _retire(self, held: _Held) -> None:
+    def _retire(self, held: HeldBuffer) -> None:
         held.is_retired = True
         if not held.uses:
             held.buffer.close()
 
 
 class ClientBuffers:
-    """SessionBuffers by session token. Thread-safe."""
+    """SessionBuffers by who has attached them. Thread-safe."""
 
     def __init__(self) -> None:
         """No session."""
         self._mutex = threading.Lock()
-        self._sessions: dict[bytes, SessionBuffers] = {}
+        self._sessions: dict[ClientKey, SessionBuffers] = {}
 
     @contextmanager
-    def connection(self, session: bytes) -> Iterator[SessionBuffers]:
-        """The buffers of a session, for as long as one connection of it lasts."""
+    def connection(self, client: ClientKey) -> Iterator[SessionBuffers]:
+        """The buffers of a client's session, for as long as one connection of it lasts."""
         with self._mutex:
-            found = self._sessions.setdefault(session, SessionBuffers())
+            found = self._sessions.setdefault(client, SessionBuffers())
             found.connections += 1
         try:
             yield found
@@ -139,6 +136,6 @@ class ClientBuffers:
                 found.connections -= 1
                 is_last = not found.connections
                 if is_last:
-                    del self._sessions[session]
+                    del self._sessions[client]
             if is_last:
                 found.close()

@@ -26,7 +26,7 @@ from kvstore.errors import (
 )
 from kvstore.ids import KEY_BYTES
 from kvstore.rpc.failure import failure_of
-from kvstore.wire.framing import FrameKind
+from kvstore.wire.framing import REPLY, REQUEST
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested, StreamSource
@@ -39,7 +39,7 @@ from kvstore.wire.messages.transfers import (
     ShareSegments,
 )
 from workers import ingest
-from workers.client_buffers import SessionBuffers, Use
+from workers.client_buffers import HeldBuffer
 from workers.events import (
     AnswerIngest,
     IngestRequested,
@@ -54,8 +54,8 @@ from workers.sharing import shared
 
 if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
-    from kvstore.wire.framing import Frame
     from kvstore.wire.messages.base import Message
+    from workers.client_buffers import ClientKey, SessionBuffers
     from workers.report_line import Sent
     from workers.service import Service
 
@@ -73,31 +73,28 @@ class OpenIngest(msgspec.Struct):
 
     request_id: int
     source: ingest.Source
-    use: Use | None = None
+    use: HeldBuffer | None = None
     """What keeps the source's buffer mapped."""
+    stream: ingest.StreamSource | None = None
+    """The source, if its bytes lie on this connection before the next frame."""
 
     def let_go(self) -> None:
         """End the use of the source's buffer."""
         if self.use is not None:
             self.use.end()
 
-    @property
-    def stream(self) -> ingest.StreamSource | None:
-        """The source, if its bytes lie on this connection before the next frame."""
-        return self.source if isinstance(self.source, ingest.StreamSource) else None
-
 
 class DataSession:
     """One greeted connection. `serve` is its thread; `post` and `end` are for other threads."""
 
     def __init__(
-        self, service: Service, link: FrameSocket, number: int, token: bytes, *, is_unix: bool
+        self, service: Service, link: FrameSocket, number: int, client: ClientKey, *, is_unix: bool
     ) -> None:
-        """Own `link`. `token` names the client's session, which other connections may share."""
+        """Own `link`. `client` has a session, which other connections may share."""
         self.number: Final = number
         self._service = service
         self._link = link
-        self._token = token
+        self._client = client
         self._is_unix = is_unix
         self._mailbox: SimpleQueue[ToSession] = SimpleQueue()
         self._posting = Lock()
@@ -108,7 +105,8 @@ class DataSession:
     def serve(self) -> None:
         """Carry out requests until the connection ends."""
         try:
-            with self._service.buffers.connection(self._token) as buffers:
+            with self._service.buffers.connection(self._client) as buffers:
+                self._service.enter(self)
                 try:
                     self._serve(buffers)
                 finally:
@@ -136,12 +134,15 @@ class DataSession:
         self._reports.append((call, self._service.line.start(message)))
 
     def _serve(self, buffers: SessionBuffers) -> None:
+        link = self._link
         while True:
-            frame = self._next_frame()
+            # With answers of ours due, only a request that is there already comes before them.
+            is_idle = not self._open and not self._reports
+            frame = link.receive() if is_idle else link.receive_ready()
             if frame is None:
                 self._progress()
                 continue
-            if frame.kind is not FrameKind.REQUEST:
+            if frame.kind is not REQUEST:
                 raise MalformedMessage(f"{type(frame.message).__name__} as a reply to nothing")
             try:
                 self._carry_out(frame.request_id, frame.message, buffers)
@@ -149,12 +150,6 @@ class DataSession:
                 raise
             except KVStoreError as error:
                 self._reply(frame.request_id, failure_of(error))
-
-    def _next_frame(self) -> Frame | None:
-        """The next request; None when there is none yet and answers of ours are due."""
-        if not self._open and not self._reports:
-            return self._link.receive()
-        return self._link.receive_ready()
 
     def _carry_out(self, request_id: int, message: Message, buffers: SessionBuffers) -> None:
         service = self._service
@@ -170,7 +165,7 @@ class DataSession:
                 raise BadValue("message", type(message).__name__, "the Unix socket for it")
             case ShareSegments():
                 with shared(service.segments.values()) as (reply, descriptors):
-                    self._link.send(FrameKind.REPLY, request_id, reply, descriptors)
+                    self._link.send(REPLY, request_id, reply, descriptors)
             case AttachBuffer(number, size_bytes):
                 buffers.attach(number, self._link.take_fds(1)[0], size_bytes)
                 self._reply(request_id, Done())
@@ -185,7 +180,7 @@ class DataSession:
                 raise BadValue("message", type(message).__name__, "a request to a worker's data")
 
     def _reply(self, request_id: int, message: Message) -> None:
-        self._link.send(FrameKind.REPLY, request_id, message)
+        self._link.send(REPLY, request_id, message)
 
     # --- ingest -----------------------------------------------------------------------------
 
@@ -197,7 +192,7 @@ class DataSession:
             lost = bytes((Outcome.SOURCE_LOST,)) * (len(message.keys) // KEY_BYTES)
             self._reply(request_id, Ingested(lost))
             return
-        number = self._service.enter_request(self)
+        number = self._service.next_number()
         self._open[number] = opened
         self._service.dispatch(IngestRequested(number, self.number, message), self)
         self._take_mail()
@@ -228,7 +223,7 @@ class DataSession:
                     raise MalformedMessage(f"part_bytes {message.part_bytes} of a stream")
                 now = self._service.clock.now_s()
                 stream = ingest.StreamSource(self._link, pages, message.part_bytes, now)
-                return OpenIngest(request_id, stream)
+                return OpenIngest(request_id, stream, stream=stream)
             case _:
                 return OpenIngest(request_id, self._service.require_engine().source(message))
 
@@ -289,7 +284,7 @@ class DataSession:
             call, sent = self._reports.popleft()
             reply = None if sent is None else self._service.line.finish(sent)
             self._service.dispatch(MasterAnswered(call, reply), self)
-        self._service.forget_requests(self._open)
+        self._service.leave(self)
         for opened in self._open.values():
             opened.let_go()
 

@@ -160,6 +160,7 @@ class StartPull(msgspec.Struct, frozen=True):
 
     pull: int
     request: int
+    session: int
     message: Ingest
     size_class: int
     stretches: tuple[Stretch, ...]
@@ -175,6 +176,7 @@ class AnswerIngest(msgspec.Struct, frozen=True):
     """Reply Ingested with these outcomes."""
 
     request: int
+    session: int
     outcomes: bytes
 
 
@@ -182,6 +184,7 @@ class RefuseIngest(msgspec.Struct, frozen=True):
     """Reply Failure: the request itself is wrong, or no room to hold it."""
 
     request: int
+    session: int
     code: str
     text: str
 

@@ -125,7 +125,8 @@ class Listeners:
         deadline_s = time.monotonic() + limits.HELLO_TIMEOUT_S
         link, hello = accept(sock, self._identity, deadline_s)
         number = service.next_number()
-        session = DataSession(service, link, number, hello.session, is_unix=is_unix)
+        client = hello.role, hello.tenant, hello.session
+        session = DataSession(service, link, number, client, is_unix=is_unix)
         with self._mutex:
             self._greeting.discard(sock)
             if self._closing.is_set():

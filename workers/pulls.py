@@ -105,7 +105,7 @@ class Pulls:
         try:
             request = _opened(number, session, message)
         except BadValue as error:
-            return [RefuseIngest(number, error.code, str(error))]
+            return [RefuseIngest(number, session, error.code, str(error))]
         return self._decide(request)
 
     def forget_session(self, session: int) -> list[Action]:
@@ -132,13 +132,15 @@ class Pulls:
         message = request.message
         refusal = self._gate(message)
         if refusal is not None:
-            return [AnswerIngest(request.id, bytes((refusal,)) * len(request.offsets))]
+            return [
+                AnswerIngest(request.id, request.session, bytes((refusal,)) * len(request.offsets))
+            ]
         table = self._holdings.segments[message.segment]
         size_class = size_class_of(message.part_bytes)
         try:
             stretches = table.stretches(size_class, request.offsets)
         except BadValue as error:
-            return [RefuseIngest(request.id, error.code, str(error))]
+            return [RefuseIngest(request.id, request.session, error.code, str(error))]
         chunks: list[ChunkTable | None] = []
         must_wait = self._is_paused(message.segment)
         for stretch in stretches:
@@ -155,12 +157,14 @@ class Pulls:
         extents = ExtentGroup(table.segment, size_class, tuple(wanted))
         work = self._holdings.begin(WorkKind.PULL, request.id, extents, message.generation)
         self.running[work.id] = request
-        return [StartPull(work.id, request.id, message, size_class, extents.stretches)]
+        return [
+            StartPull(work.id, request.id, request.session, message, size_class, extents.stretches)
+        ]
 
     def _wait(self, request: Request) -> list[Action]:
         if len(self.waiting) >= limits.WAITING_PUTS_MAX:
             text = f"{limits.WAITING_PUTS_MAX} requests wait for busy extents"
-            return [RefuseIngest(request.id, OutOfSpace.code, text)]
+            return [RefuseIngest(request.id, request.session, OutOfSpace.code, text)]
         self.waiting.append(request)
         return []
 
@@ -203,7 +207,7 @@ class Pulls:
         if any(outcomes):
             pages = tuple(page for page, outcome in enumerate(outcomes) if not outcome)
         if not pages:
-            return [AnswerIngest(request.id, bytes(outcomes))]
+            return [AnswerIngest(request.id, request.session, bytes(outcomes))]
         return [self._call(Report(_sealed_message(request, pages), request, pages))]
 
     def _call(self, report: Report) -> Action:
@@ -366,4 +370,4 @@ def _answer(report: Report, outcomes: bytes) -> list[Action]:
     if any(outcomes):
         for page, outcome in zip(report.pages, outcomes, strict=True):
             request.outcomes[page] = outcome
-    return [AnswerIngest(request.id, bytes(request.outcomes))]
+    return [AnswerIngest(request.id, request.session, bytes(request.outcomes))]

@@ -19,6 +19,7 @@ from kvstore.wire.messages.puts import Sealed
 from workers import events
 from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
+from workers.events import AnswerIngest, RefuseIngest, StartPull
 from workers.metrics import Counts
 from workers.running_pulls import RunningPulls
 from workers.verification import verify
@@ -62,7 +63,7 @@ class Service:
         self._mutex = threading.Lock()
         self._numbers = count(1)
         self._sessions: dict[int, DataSession] = {}
-        """By request: whose thread carries its actions out."""
+        """By number: whose threads carry out the actions that answer them."""
         self._checks = ThreadPoolExecutor(1, "worker-checks")
 
     def dispatch(self, event: Event, session: DataSession | None = None) -> None:
@@ -79,20 +80,17 @@ class Service:
                 if follows is not None:
                     pending.append(follows)
 
-    def enter_request(self, session: DataSession) -> int:
-        """A number for a request of this session."""
-        number = next(self._numbers)
-        self._sessions[number] = session
-        return number
-
-    def forget_requests(self, numbers: Iterable[int]) -> None:
-        """These requests' session has ended."""
-        for number in numbers:
-            self._sessions.pop(number, None)
-
     def next_number(self) -> int:
-        """A number for a session or a command, never used before."""
+        """A number for a session, a request or a command, never used before."""
         return next(self._numbers)
+
+    def enter(self, session: DataSession) -> None:
+        """Hand this session the actions that are for it."""
+        self._sessions[session.number] = session
+
+    def leave(self, session: DataSession) -> None:
+        """The session has ended."""
+        del self._sessions[session.number]
 
     def require_engine(self) -> EngineDesk:
         """The transfer engine's side; BadValue where this worker has none."""
@@ -107,7 +105,7 @@ class Service:
     def _execute(self, action: Action, session: DataSession | None) -> Event | None:
         """Carry one action out; the event that it ends in, if that is known at once."""
         match action:
-            case events.StartPull() | events.AnswerIngest() | events.RefuseIngest():
+            case StartPull() | AnswerIngest() | RefuseIngest():
                 return self._route(action)
             case events.CallMaster(call, message):
                 if session is not None and isinstance(message, Sealed):
@@ -143,14 +141,10 @@ class Service:
         return self.control
 
     def _route(self, action: ToSession) -> Event | None:
-        number = action.request
-        if isinstance(action, events.StartPull):
-            session = self._sessions.get(number)
-        else:
-            session = self._sessions.pop(number, None)
+        session = self._sessions.get(action.session)
         if session is not None and session.post(action):
             return None
-        return never_started(action) if isinstance(action, events.StartPull) else None
+        return never_started(action) if isinstance(action, StartPull) else None
 
     def _write_free(self, extents: ExtentGroup) -> bytes:
         """FREE records first, so that no reader can begin; then see whether one still holds."""

@@ -159,9 +159,9 @@ class SimWorker:
             case events.AnswerCommand(command, message):
                 endpoint, number = self._commands.pop(command)
                 endpoint.answer(number, message)
-            case events.AnswerIngest(request, outcomes):
+            case events.AnswerIngest(request, _, outcomes):
                 self._answer(request, Ingested(outcomes))
-            case events.RefuseIngest(request, code, text):
+            case events.RefuseIngest(request, _, code, text):
                 self._answer(request, Failure(code, text))
             case _:
                 self._work(action)

@@ -52,7 +52,7 @@ def test_a_put_is_pulled_reported_and_only_then_answered() -> None:
         SEGMENT, INCARNATION, generation(5), 1, 0, message.keys, message.offsets, message.checksums
     )
     answer = one(script.note(report, bytes(3)), events.AnswerIngest)
-    assert answer == events.AnswerIngest(request, bytes(3))
+    assert answer == events.AnswerIngest(request, 1, bytes(3))
     assert script.chunk().states.count(RecordState.SEALED) == 3
 
 
@@ -192,7 +192,7 @@ def test_a_higher_generation_gets_nothing_where_the_lower_was_sealed() -> None:
     pull = script.start(ingest((0,), 5))
     higher, _ = script.ask(ingest((0,), 6), session=2)
     answer = one(script.finish(pull), events.AnswerIngest)
-    assert answer == events.AnswerIngest(higher, bytes((Outcome.STALE,)))
+    assert answer == events.AnswerIngest(higher, 2, bytes((Outcome.STALE,)))
 
 
 def test_a_closed_plan_frees_what_was_sealed_for_it() -> None:

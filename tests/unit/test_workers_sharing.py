@@ -20,7 +20,10 @@ from workers.sharing import ClientBuffer, shared
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from workers.client_buffers import ClientKey
+
 DATA = bytes(range(256)) * 32
+CLIENT = ("engine", "a", b"t" * 16)
 
 
 def is_open(fd: int) -> bool:
@@ -85,21 +88,26 @@ def test_shared_descriptors_are_closed_once_they_were_sent() -> None:
 
 def test_a_buffer_lives_as_long_as_its_sessions_last_connection() -> None:
     everybody = ClientBuffers()
-    with everybody.connection(b"s") as first:
+    with everybody.connection(CLIENT) as first:
         first.attach(1, sealed_memfd(DATA), len(DATA))
-        with everybody.connection(b"s") as second:
+        with everybody.connection(CLIENT) as second:
             assert second is first
             with second.use(1) as buffer:
                 assert buffer.size_bytes == len(DATA)
         with first.use(1):
             pass
-    with everybody.connection(b"s") as later, pytest.raises(BufferClosed), later.use(1):
+    with everybody.connection(CLIENT) as later, pytest.raises(BufferClosed), later.use(1):
         pass
 
 
-def test_sessions_do_not_see_each_others_buffers() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [("engine", "a", b"u" * 16), ("engine", "b", b"t" * 16), ("operator", "a", b"t" * 16)],
+    ids=["another token", "another tenant", "another role"],
+)
+def test_sessions_do_not_see_each_others_buffers(other: ClientKey) -> None:
     everybody = ClientBuffers()
-    with everybody.connection(b"a") as mine, everybody.connection(b"b") as theirs:
+    with everybody.connection(CLIENT) as mine, everybody.connection(other) as theirs:
         mine.attach(1, sealed_memfd(DATA), len(DATA))
         with pytest.raises(BufferClosed), theirs.use(1):
             pass

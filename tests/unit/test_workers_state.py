@@ -75,7 +75,7 @@ class WorkerMachine(RuleBasedStateMachine):
                         self.calls[call] = action
                     elif reply is not None:
                         self.settle(self.script.feed(events.MasterAnswered(call, reply)))
-                case events.AnswerIngest(request, outcomes):
+                case events.AnswerIngest(request, _, outcomes):
                     self.asked.discard(request)
                     assert set(outcomes) <= set(Outcome)
                 case events.AnswerCommand(command, ExtentsConfirmed(_, outcomes)):

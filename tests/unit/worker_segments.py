@@ -96,7 +96,7 @@ class Pages:
         table = SegmentTable(segment.id, segment.incarnation, segment.geometry)
         size_class = size_class_of(self.size)
         stretches = table.stretches(size_class, self.offsets)
-        return StartPull(1, 1, self.ingest(segment, counter), size_class, stretches)
+        return StartPull(1, 1, 1, self.ingest(segment, counter), size_class, stretches)
 
     def pull(self, segment: DramSegment, source: Source, counter: int = 5) -> Pull:
         """A pull of all pages."""
