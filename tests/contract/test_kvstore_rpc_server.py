@@ -9,6 +9,7 @@ import socket
 import stat
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ from kvstore.errors import (
     VersionMismatch,
 )
 from kvstore.rpc.acceptor import Acceptor
+from kvstore.rpc.address import bind, require_free
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role, VersionRange
 from kvstore.rpc.server import dial_peer
@@ -33,8 +35,6 @@ from tests.contract.rpc_peers import BLUE, ENGINE, garbage, run, serving
 from tests.contract.rpc_server import LOOPS, PATIENCE_S, RunningServer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvstore.wire.messages.hello import Hello
 
 SECRET = b"shared"
@@ -228,6 +228,34 @@ def test_a_unix_socket_is_the_owners_and_replaces_a_dead_one(loop: str, tmp_path
         RunningServer(BLUE, f"unix:{tmp_path}/none/s", loop=loop),
     ):
         pass
+
+
+@pytest.mark.parametrize("backlog", [0, 8], ids=["full", "roomy"])
+def test_a_listener_that_takes_nobody_up_is_left_its_path(tmp_path: Path, backlog: int) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as living, socket.socket(socket.AF_UNIX) as waiting:
+        living.bind(str(path))
+        living.listen(backlog)
+        waiting.connect(str(path))
+        for refuse in (lambda: bind(f"unix:{path}", None), lambda: require_free(path)):
+            with pytest.raises(ConfigError, match=f"another process listens on unix:{path}"):
+                refuse()
+        assert path.is_socket()
+
+
+def test_a_path_is_freed_of_the_dead_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    require_free(path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(ConfigError, match="link exists and is not a socket"):
+        require_free(link)
+    require_free(path)
+    assert not path.exists()
+    with pytest.raises(ConfigError, match=r"cannot listen on unix:/dev/null/s: Not a directory"):
+        require_free(Path("/dev/null/s"))
 
 
 def test_several_listeners_share_the_handlers(loop: str, tmp_path: Path) -> None:
