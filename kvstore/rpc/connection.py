@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.hello import Welcome
 
 SPIN_S: Final = 50e-6
-"""How long a reader polls before it sleeps: about what being woken costs."""
+"""How long a reader polls before it sleeps: about what being woken costs.
+
+Measured on two cores over a Unix socket: where the peer runs on the other core a probe takes 26
+instead of 47 us, for the same processor time here and a quarter less at the peer, which then has
+nobody to wake. Where both share one core it takes 18 us either way, and the spins in vain until
+FrameSocket gives them up cost 1 to 4 us of processor time a call.
+"""
 
 
 class _Call:
@@ -48,6 +54,7 @@ class Connection:
     def __init__(self, link: FrameSocket, welcome: Welcome) -> None:
         """Own `link`, on which the peer has answered Welcome."""
         link.spin_s = SPIN_S
+        link.takes_fds = False
         self.epoch: Final = welcome.epoch
         self._link = link
         self._version = welcome.version

@@ -49,14 +49,16 @@ class FrameSocket:
     """
 
     __slots__ = ("__weakref__", "_fds", "_pid", "_poll_in", "_poll_out", "_reader", "_sock",
-                 "_spins_in_vain", "_takes_fds", "_waits_without_spin", "spin_s")  # fmt: skip
+                 "_spins_in_vain", "_waits_without_spin", "spin_s", "takes_fds")  # fmt: skip
 
     def __init__(self, sock: socket.socket, version: int = GREETING_VERSION) -> None:
         """Own the connected socket `sock`. Frames of `version` until `set_version`."""
         sock.setblocking(False)
         self._sock = sock
         self._reader = FrameReader(version)
-        self._takes_fds = sock.family == socket.AF_UNIX
+        self.takes_fds = sock.family == socket.AF_UNIX
+        """Whether descriptors may come. Who expects none clears it: looking for them takes a
+        microsecond, and the kernel drops those that nobody takes."""
         self._fds: list[int] = []
         self._poll_in = select.poll()
         self._poll_in.register(sock, select.POLLIN)
@@ -111,7 +113,7 @@ class FrameSocket:
         frame = pack_frame(kind, request_id, message, self._reader.version)
         if fds:
             # Elsewhere the kernel would drop them without a word.
-            assert self._takes_fds, "descriptors travel over Unix sockets only"
+            assert self._sock.family == socket.AF_UNIX, "descriptors travel over Unix sockets only"
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
             self._send_views([memoryview(frame), *_byte_views(raw)], deadline_s, [rights])
         elif raw:
@@ -216,7 +218,7 @@ class FrameSocket:
     def _receive_some(self, space: memoryview) -> int:
         """Bytes received into `space`; 0 when there are none after all."""
         try:
-            got = self._receive_with_fds(space) if self._takes_fds else self._sock.recv_into(space)
+            got = self._receive_with_fds(space) if self.takes_fds else self._sock.recv_into(space)
         except BlockingIOError:
             return 0
         except OSError as error:

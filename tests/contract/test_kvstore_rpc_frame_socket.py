@@ -257,6 +257,19 @@ def test_a_flood_of_descriptors_ends_the_connection(unix_ends: Ends) -> None:
     os.close(fd)
 
 
+def test_descriptors_for_one_who_takes_none_are_dropped(unix_ends: Ends) -> None:
+    ours, theirs = unix_ends
+    theirs.takes_fds = False
+    fd = memfd(b"x")
+    before = open_descriptors()
+    ours.send(FrameKind.REQUEST, 1, AttachBuffer(1, 4), [fd] * 5)
+    assert theirs.receive(soon()).message == AttachBuffer(1, 4)
+    assert open_descriptors() == before
+    with pytest.raises(MalformedMessage, match="0 descriptors came, want 1"):
+        theirs.take_fds(1)
+    os.close(fd)
+
+
 def test_descriptors_over_tcp_are_our_bug() -> None:
     one, other = tcp_pair()
     with closing(FrameSocket(one)) as ours, other, pytest.raises(AssertionError):
