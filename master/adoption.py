@@ -15,6 +15,7 @@ from master.extent_allocator import Occupant
 from master.packed import pack_words
 from master.puts import fill, watch_incomplete
 from master.run import Copy, Run
+from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,7 @@ def _make_nodes(core: Core, tree: Tree, parent: bytes, keys: bytes) -> None:
         if at < stop:
             gap = keys[at * KEY_BYTES : stop * KEY_BYTES]
             above = keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else parent
-            heat = core.eviction.entered(gap[:KEY_BYTES], core.now)
-            pattern = Run(tree.namespace, above, b"", ttl_s, core.now, core.now + ttl_s, heat)
+            pattern = Run(tree.namespace, above, b"", ttl_s, core.now, core.now + ttl_s)
+            core.eviction.entered(pattern, gap[:KEY_BYTES], stop - at, core.now, NO_HINTS)
             tree.add(pattern, gap)
         at = after

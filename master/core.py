@@ -25,6 +25,7 @@ from master.tombstones import Tombstones
 from master.waiting import WaitingPuts
 from master.wheel import Wakeup, Wheel
 from policies import registry
+from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +91,8 @@ class Core:
         """Bytes that puts found no room for since room was last made, by size class."""
         self.reclaim_at_s = NOT_STARTED
         """Making room is not tried before: the last try found nothing that could go."""
+        self.size_told_s = NOT_STARTED
+        """When the eviction policy last heard how large the pool is."""
         self.incomplete: Wheel[Incomplete] = Wheel(PUT_GRAIN_S, self.wakeup)
 
         self.comparisons: dict[str, Comparison] = {}
@@ -214,6 +217,6 @@ class Core:
 
     def touch(self, run: Run) -> None:
         """Note an access: the TTL starts anew, the policy hears of it."""
-        run.heat = self.eviction.touched(run.heat, self.now)
+        self.eviction.touched(run, self.now, NO_HINTS)
         expires_s = min(self.now + run.ttl_s, run.created_s + self.tunables.page_age_max_s)
         run.expires_s = max(run.expires_s, expires_s)

@@ -303,6 +303,9 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         pattern.created_s,
         pattern.expires_s,
         pattern.heat,
+        pattern.bias,
+        pattern.touches,
+        pattern.touched_s,
         progress_s=pattern.progress_s,
     )
 

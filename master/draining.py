@@ -55,7 +55,7 @@ def _heat(core: Core, chunks: list[Chunk]) -> float:
             if slot >= 0:
                 run = core.tree(chunk.namespaces[slot]).get(chunk.key(slot))
                 assert run is not None, (chunk.start, slot)
-                scores.append(run.heat)
+                scores.append(core.eviction.score(run, core.now))
     return max(scores)
 
 

@@ -20,6 +20,7 @@ from master import placing
 from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put
 from master.run import Run
+from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,10 +226,8 @@ class Planner:
                 keys = chain.keys[at * KEY_BYTES : stop * KEY_BYTES]
                 parent = chain.keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else chain.parent
                 ttl_s = core.page_ttl_s(self._message.ttl_s)
-                heat = core.eviction.entered(keys[:KEY_BYTES], core.now)
-                pattern = Run(
-                    self._tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s, heat
-                )
+                pattern = Run(self._tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s)
+                core.eviction.entered(pattern, keys[:KEY_BYTES], stop - at, core.now, NO_HINTS)
                 self._tree.add(pattern, keys)
             at = after
 

@@ -21,6 +21,8 @@ EXPIRED_PER_TICK: Final = 64
 """Runs."""
 SEARCHES_PER_TICK: Final = 2
 """Searches for victims; each costs 0.1 ms, and 0.5 ms more where it finds long tails."""
+SIZE_EVERY_S: Final = 10.0
+"""Between two counts of the pool's pages for the policy: each looks at every namespace."""
 RETRY_S: Final = 0.05
 """How long to wait when nothing could go."""
 
@@ -55,6 +57,7 @@ def make_room(core: Core) -> None:
     """Evict for the puts that found no room, and below the watermarks."""
     if core.now < core.reclaim_at_s:
         return
+    _tell_size(core)
     searches, freed = SEARCHES_PER_TICK, 0
     for segment in list(core.pressed):
         excess = _excess_bytes(core, segment)
@@ -71,6 +74,13 @@ def make_room(core: Core) -> None:
         core.reclaim_at_s = core.now + RETRY_S
         if not core.waiting.any_wants_room:
             core.wanted_bytes.clear()  # whoever still wants it will ask again
+
+
+def _tell_size(core: Core) -> None:
+    """Tell the policy how many pages the pool holds, now and then."""
+    if core.now >= core.size_told_s + SIZE_EVERY_S:
+        core.size_told_s = core.now
+        core.eviction.resize(sum(known.tree.pages for known in core.namespaces))
 
 
 def _excess_bytes(core: Core, segment: Segment) -> int:

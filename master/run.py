@@ -90,8 +90,11 @@ class Run(msgspec.Struct, gc=False, eq=False):
     ttl_s: float
     created_s: float
     expires_s: float
-    heat: float
-    """Score of the eviction policy."""
+    heat: float = 0.0
+    """This and the next three belong to the eviction policy (policies/eviction/protocol.py)."""
+    bias: float = 0.0
+    touches: int = 0
+    touched_s: float = 0.0
     leased_until_s: float = 0.0
     """When the last lease has ended and the margin is over (I9)."""
     progress_s: float = 0.0

@@ -6,6 +6,7 @@ a leaf, and without its memory). Deterministic: the samples are a fixed sequence
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import ROOT_PARENT
@@ -47,7 +48,7 @@ def evict_some(
         fruitless = 0 if victims else fruitless + 1
         for victim in victims:
             # An earlier victim may have taken this one along, or bared its parent.
-            if freed < goal_bytes and victim.keys:
+            if freed < goal_bytes and victim.keys and not _is_spared(core, victim):
                 freed += evict_tail(core, segment, victim, goal_bytes - freed)
     return freed, searches
 
@@ -77,7 +78,12 @@ def _score(core: Core, run: Run) -> float:
         parent = core.tree(run.namespace).get(run.parent)
         if parent is None or parent.is_hole(len(parent) - 1):
             return float("-inf")
-    return run.heat
+    return core.eviction.score(run, core.now)
+
+
+def _is_spared(core: Core, run: Run) -> bool:
+    """Whether the policy gives it a second chance: none for pages that cannot be hit."""
+    return isfinite(_score(core, run)) and core.eviction.spares(run, core.now)
 
 
 def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
@@ -130,5 +136,5 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
 def evict_pages(core: Core, run: Run, first: int) -> int:
     """Let go of every page of a leaf run from `first` on; the bytes that will be free."""
     core.counters["pages_evicted"] += len(run) - first
-    core.eviction.evicted(run.key(first), run.heat)
+    core.eviction.evicted(run, run.key(first), len(run) - first, core.now)
     return retire_pages(core, core.tree(run.namespace), run, first, len(run) - first)

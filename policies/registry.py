@@ -5,26 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import ConfigError
-from policies.eviction.aged_frequency import AgedFrequency
+from policies.eviction.lrfu import Lrfu
+from policies.eviction.lru import Lru
+from policies.eviction.s3_fifo import S3Fifo
+from policies.eviction.ttl_lfu import TtlLfu
+from policies.parameters import amended
 from policies.placement.most_free import MostFree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
 
 T = TypeVar("T")
 
-EVICTION: Final[dict[str, Callable[[], AgedFrequency]]] = {"lrfu": AgedFrequency}
+EVICTION: Final[dict[str, Callable[[], EvictionPolicy]]] = {
+    "lrfu": Lrfu,
+    "lru": Lru,
+    "s3-fifo": S3Fifo,
+    "ttl-lfu": TtlLfu,
+}
 PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostFree}
 
 
-def eviction(name: str) -> AgedFrequency:
-    """A new eviction policy; ConfigError, naming the known ones, when there is none of this name.
+def eviction(name: str, parameters: Mapping[str, object] | None = None) -> EvictionPolicy:
+    """A new eviction policy; ConfigError naming what exists for an unknown name or parameter.
 
     It has state of its own: one pool, one policy.
     """
-    return _known("eviction", EVICTION, name)()
+    policy = _known("eviction", EVICTION, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
 
 
 def placement(name: str) -> PlacementPolicy:

@@ -71,9 +71,11 @@ class EvictionPolicy(Protocol):
 
     def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
         """The last `pages` pages of `entry`, from `key` on, left; they may come back."""
+        return
 
     def resize(self, pages: int) -> None:
         """So many pages are in the pool now: what is remembered of others is bounded by it."""
+        return
 
 
 def is_new_use(entry: Entry, now_s: float) -> bool:

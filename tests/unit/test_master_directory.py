@@ -264,14 +264,16 @@ def test_a_branch_splits_the_run_above_it() -> None:
     tree = small_tree()
     keys = chain(1, 10)
     (trunk,) = filled(tree, keys)
-    trunk.leased_until_s, trunk.heat = 5.0, 7.0
+    trunk.leased_until_s, trunk.heat, trunk.bias = 5.0, 7.0, 8.0
+    trunk.touches, trunk.touched_s = 9, 10.0
     branch = filled(tree, chain(2, 3), parent=keys[3 * KEY_BYTES : 4 * KEY_BYTES])[0]
     above = tree.parent_run(branch)
     assert above is not None
     assert len(above) == 4
     rest = next(run for run in tree.children(above) if run is not branch)
     for run in (above, rest):
-        assert (run.leased_until_s, run.heat, run.expires_s) == (5.0, 7.0, 100.0)
+        assert (run.leased_until_s, run.expires_s) == (5.0, 100.0)
+        assert (run.heat, run.bias, run.touches, run.touched_s) == (7.0, 8.0, 9, 10.0)
     tree.check()
 
 

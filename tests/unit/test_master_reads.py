@@ -191,10 +191,10 @@ def test_probe_touches_nothing(rig: Rig, space: OpenedNamespace) -> None:
     space.put(KEYS)
     run = rig.master.core.namespaces.get(space.id).tree.get(key(0))
     assert run is not None
-    before = run.heat, run.expires_s, run.leased_until_s
-    rig.tick(1.0)
+    before = run.heat, run.touches, run.expires_s, run.leased_until_s
+    rig.pass_time(11.0)
     assert space.probe(KEYS) == b"\1" * 8
-    assert (run.heat, run.expires_s, run.leased_until_s) == before
+    assert (run.heat, run.touches, run.expires_s, run.leased_until_s) == before
 
 
 def test_a_lease_is_renewed_while_the_generation_lasts(rig: Rig, space: OpenedNamespace) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvstore import limits
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.puts import PutPlans
-from master.reclaim import EXPIRED_PER_TICK
+from master.reclaim import EXPIRED_PER_TICK, SIZE_EVERY_S, make_room
 from master.tunables import Tunables
+from policies.eviction.lru import Lru
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 TTL_S = 2.0
@@ -33,6 +34,31 @@ def rig_with(chunks: int = 16, tunables: Tunables | None = None) -> tuple[Rig, O
     rig = Rig(tunables)
     rig.add_worker(chunks=chunks)
     return rig, rig.open_namespace()
+
+
+class Listening(Lru):
+    """Notes the sizes that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def resize(self, pages: int) -> None:
+        self.sizes.append(pages)
+
+
+def test_the_policy_hears_how_large_the_pool_is() -> None:
+    rig, space = rig_with()
+    policy = rig.master.core.eviction = Listening()
+    space.put(chain(1, 8))
+    rig.open_namespace(parts=2)
+    for _ in range(3):
+        make_room(rig.master.core)
+    assert policy.sizes[-1] == 8
+    heard = len(policy.sizes)
+    rig.pass_time(SIZE_EVERY_S + 1.0)
+    make_room(rig.master.core)
+    assert len(policy.sizes) == heard + 1
 
 
 def sealed_bytes(rig: Rig) -> int:

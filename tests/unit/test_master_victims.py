@@ -5,14 +5,16 @@ from __future__ import annotations
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.puts import AbortPut, Sealed
 from master import victims
+from master.tunables import Tunables
+from policies.eviction.protocol import SAME_USE_S
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 PAGE = 4096
 
 
-def rig_with_pages(chains: int) -> tuple[Rig, OpenedNamespace]:
+def rig_with_pages(chains: int, eviction: str = "lrfu") -> tuple[Rig, OpenedNamespace]:
     """A pool with some chains of 8 pages, put one second after the other."""
-    rig = Rig()
+    rig = Rig(Tunables(cluster="test", eviction=eviction))
     rig.add_worker()
     space = rig.open_namespace()
     for number in range(chains):
@@ -78,17 +80,41 @@ def test_a_copy_that_is_not_the_last_goes_alone() -> None:
 
 def test_scores_of_victims_are_remembered() -> None:
     rig, space = rig_with_pages(1)
-    for _ in range(10):
+    for _ in range(3):
+        rig.pass_time(SAME_USE_S)
         space.match(chain(0, 8), lease=False)
     run = rig.master.core.tree(1).get(chain(0, 1))
     assert run is not None
     heat = run.heat
     evict(rig, 8 * PAGE)
+    rig.pass_time(SAME_USE_S)
     rig.settle()
     space.put(chain(0, 8))
     again = rig.master.core.tree(1).get(chain(0, 1))
     assert again is not None
-    assert again.heat > heat
+    assert again.heat > heat > rig.now
+    assert (run.touches, again.touches) == (4, 5)
+
+
+def test_the_policy_may_spare_a_victim() -> None:
+    rig, space = rig_with_pages(2, "s3-fifo")
+    for _ in range(2):
+        rig.pass_time(SAME_USE_S)
+        space.match(chain(0, 8), lease=False)
+    evict(rig, 8 * PAGE)
+    assert space.probe(chain(0, 8)) == b"\1" * 8
+    assert space.probe(chain(1, 8)) == bytes(8)
+
+
+def test_nothing_is_spared_that_cannot_be_hit() -> None:
+    rig, space = rig_with_pages(2, "s3-fifo")
+    for _ in range(2):
+        rig.pass_time(SAME_USE_S)
+        space.match(chain(1, 8), lease=False)
+    space.remove(chain(1, 8)[32:64])
+    evict(rig, 6 * PAGE)
+    assert space.probe(chain(0, 8)) == b"\1" * 8
+    assert space.probe(chain(1, 8)) == b"\1" + bytes(7)
 
 
 def test_deep_chains_of_single_pages_are_evicted_from_the_end() -> None:

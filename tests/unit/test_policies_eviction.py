@@ -1,70 +1,115 @@
-"""Aged frequency: what its one number means, and how it orders."""
+"""What every eviction policy must do, and what the simple ones order by."""
 
 from __future__ import annotations
 
-from math import log2
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvstore.errors import ConfigError
 from policies import registry
-from policies.eviction.aged_frequency import AgedFrequency
+from policies.eviction.lru import Lru
+from policies.eviction.s3_fifo import S3Fifo, S3FifoParameters
+from policies.eviction.ttl_lfu import TtlLfu
+from policies.hints import NO_HINTS
+from tests.unit.policy_entries import Pages, evict, put
 
-times = st.lists(st.floats(0, 1e5), min_size=1, max_size=20).map(sorted)
-
-
-@given(times)
-def test_the_score_is_the_log_of_aged_counts(accesses: list[float]) -> None:
-    policy = AgedFrequency(half_life_s=240.0)
-    score = policy.entered(b"key", accesses[0])
-    for at in accesses[1:]:
-        score = policy.touched(score, at)
-    now = accesses[-1]
-    count = sum(2.0 ** ((at - now) / 240.0) for at in accesses)
-    assert score == pytest.approx(now + 240.0 * log2(count), abs=1e-3)
+each_policy = pytest.mark.parametrize("name", registry.EVICTION)
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_an_access_never_lowers_a_score(score: float, now: float) -> None:
-    after = AgedFrequency().touched(score, now)
-    assert after >= score
-    assert after >= now
+@each_policy
+def test_uses_are_counted_alike(name: str) -> None:
+    policy = registry.eviction(name)
+    entry = put(policy, 100.0)
+    assert (entry.touches, entry.touched_s) == (1, 100.0)
+    policy.touched(entry, 101.0, NO_HINTS)
+    assert (entry.touches, entry.touched_s) == (1, 100.0)
+    policy.touched(entry, 200.0, NO_HINTS)
+    assert (entry.touches, entry.touched_s) == (2, 200.0)
 
 
-def test_one_recent_access_loses_to_many_less_recent_ones() -> None:
-    policy = AgedFrequency(half_life_s=240.0)
-    often = policy.entered(b"often", 0.0)
-    for at in range(1, 10):
-        often = policy.touched(often, float(at))
-    once = policy.entered(b"once", 120.0)
-    assert often > once
-    much_later = policy.entered(b"later", 9.0 + 240.0 * log2(10) + 1.0)
-    assert much_later > often
+@each_policy
+def test_of_two_equal_runs_the_one_used_later_stays(name: str) -> None:
+    policy = registry.eviction(name)
+    policy.resize(100)
+    old, new = put(policy, 1000.0, b"old", pages=20), put(policy, 1100.0, b"new", pages=20)
+    assert policy.score(old, 1200.0) < policy.score(new, 1200.0)
 
 
-def test_what_left_is_remembered_once() -> None:
-    policy = AgedFrequency()
-    hot = policy.entered(b"a", 0.0)
-    for at in range(5):
-        hot = policy.touched(hot, float(at))
-    policy.evicted(b"a", hot)
-    assert policy.entered(b"a", 10.0) == policy.touched(hot, 10.0)
-    assert policy.entered(b"a", 10.0) == 10.0
+@each_policy
+def test_nobody_is_spared_for_ever(name: str) -> None:
+    policy = registry.eviction(name)
+    policy.resize(100)
+    entry = put(policy, 0.0, pages=20)
+    for use in range(1, 50):
+        policy.touched(entry, 20.0 * use, NO_HINTS)
+    spared = 0
+    while policy.spares(entry, 1000.0):
+        spared += 1
+        assert spared < 10
 
 
-def test_memory_of_what_left_is_bounded_and_forgets_the_oldest() -> None:
-    policy = AgedFrequency(ghosts_max=100)
-    for number in range(1000):
-        policy.evicted(number.to_bytes(4, "little"), 1000.0 + number)
-        assert policy.ghosts <= 100
-    assert policy.entered((999).to_bytes(4, "little"), 0.0) > 0.0
-    assert policy.entered((0).to_bytes(4, "little"), 0.0) == 0.0
+def test_lru_knows_the_time_of_the_last_access() -> None:
+    policy = Lru()
+    often = put(policy, 0.0)
+    for at in range(1, 9):
+        policy.touched(often, float(at), NO_HINTS)
+    assert policy.score(often, 99.0) == 8.0
+    assert policy.score(put(policy, 9.0), 99.0) == 9.0
 
 
-def test_policies_are_found_by_name() -> None:
-    assert isinstance(registry.eviction("lrfu"), AgedFrequency)
-    assert registry.eviction("lrfu") is not registry.eviction("lrfu")
-    with pytest.raises(ConfigError, match=r"eviction.*lrfu"):
-        registry.eviction("lru")
+def test_ttl_lfu_orders_by_uses_until_the_ttl_is_over() -> None:
+    policy = TtlLfu()
+    twice, once = put(policy, 0.0, b"twice"), put(policy, 200.0, b"once")
+    policy.touched(twice, 50.0, NO_HINTS)
+    assert policy.score(twice, 300.0) > policy.score(once, 300.0)
+    assert policy.score(twice, 350.0) < policy.score(once, 350.0)
+    evict(policy, twice, 350.0)
+    assert put(policy, 400.0, b"twice").touches == 3
+
+
+def full_small_queue() -> tuple[S3Fifo, Pages, Pages]:
+    """A pool of 100 pages: an old run of the main queue, and a new one of 20 in the small queue."""
+    policy = S3Fifo()
+    policy.resize(100)
+    main = put(policy, 0.0, b"main", pages=20)
+    evict(policy, main, 1.0)
+    return policy, put(policy, 20.0, b"main", pages=20), put(policy, 90.0, b"small", pages=20)
+
+
+def test_s3_fifo_takes_from_the_small_queue_while_it_is_long() -> None:
+    policy, main, small = full_small_queue()
+    assert policy.score(small, 100.0) < policy.score(main, 100.0)
+    policy.resize(1000)
+    assert policy.score(small, 100.0) > policy.score(main, 100.0)
+
+
+def test_s3_fifo_moves_what_was_used_to_the_main_queue() -> None:
+    policy, main, small = full_small_queue()
+    policy.touched(small, 110.0, NO_HINTS)
+    assert not policy.spares(small, 115.0)
+    policy.touched(small, 120.0, NO_HINTS)
+    assert policy.spares(small, 130.0)
+    assert not policy.spares(small, 130.0)
+    assert policy.score(main, 130.0) < policy.score(small, 130.0)
+
+
+def test_s3_fifo_gives_the_main_queue_one_chance_a_use() -> None:
+    policy, main, _ = full_small_queue()
+    for use in range(5):
+        policy.touched(main, 40.0 + 20 * use, NO_HINTS)
+    assert [policy.spares(main, 200.0) for _ in range(4)] == [True, True, True, False]
+    assert main.heat == 200.0
+
+
+def test_s3_fifo_finds_its_count_again_when_pages_left_unnoticed() -> None:
+    policy, main, small = full_small_queue()
+    assert policy.score(small, 100.0) < policy.score(main, 100.0)  # but it has expired meanwhile
+    policy.evicted(main, b"x", 12, 100.0)
+    late = put(policy, 120.0, b"late")
+    assert policy.score(main, 120.0) < policy.score(late, 120.0)
+
+
+def test_s3_fifo_promotes_at_the_first_use_where_told() -> None:
+    policy = S3Fifo()
+    policy.parameters = S3FifoParameters(promote_uses=1)
+    entry = put(policy, 0.0)
+    policy.touched(entry, 20.0, NO_HINTS)
+    assert policy.spares(entry, 30.0)

@@ -1,0 +1,36 @@
+"""Hints: absent by default, refused where a value is never right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kvstore.errors import BadValue
+from policies.hints import NO_HINTS, SECONDS_MAX, TOKENS_MAX, TURN_MAX, Hints
+
+
+def test_all_of_them_may_be_absent() -> None:
+    NO_HINTS.check()
+    assert Hints() == NO_HINTS
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *(("reuse_probability", wrong) for wrong in (-0.1, 1.1, math.nan, math.inf)),
+        *(("expected_gap_s", wrong) for wrong in (-1.0, SECONDS_MAX * 1.1, math.nan, math.inf)),
+        *(("tool_call_s", wrong) for wrong in (-1.0, SECONDS_MAX * 1.1, math.nan, math.inf)),
+        *(("turn", wrong) for wrong in (0, -1, TURN_MAX + 1)),
+        *(("input_tokens", wrong) for wrong in (-1, TOKENS_MAX + 1)),
+    ],
+)
+def test_what_is_never_right_is_named(field: str, wrong: float) -> None:
+    with pytest.raises(BadValue, match=field) as raised:
+        Hints(**{field: wrong}).check()  # type: ignore[arg-type]  # the field decides the type
+    assert raised.value.field == field
+
+
+def test_the_bounds_themselves_are_right() -> None:
+    Hints(0.0, 0.0, True, 0.0, 1, 0).check()
+    Hints(1.0, SECONDS_MAX, False, SECONDS_MAX, TURN_MAX, TOKENS_MAX).check()
