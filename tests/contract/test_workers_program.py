@@ -16,6 +16,7 @@ import pytest
 
 from kvstore.announcement import Announcement, read_announcement
 from kvstore.exit_codes import ExitCode
+from kvstore.wire.messages.membership import RegisterWorker
 from tests.contract.worker_rig import Leader
 from tests.unit.worker_segments import memory_folder
 
@@ -185,6 +186,17 @@ def test_a_file_may_say_everything(folder: Path, leader: Leader) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_worker_may_be_told_the_masters_unix_socket(folder: Path) -> None:
+    leader = Leader(address=f"unix:{folder}/master.sock")
+    try:
+        with started(folder, leader) as process:
+            assert leader.expect(RegisterWorker).worker == "w"
+            process.terminate()
+            assert process.wait(TIMEOUT_S) == ExitCode.OK
+    finally:
+        leader.stop()
 
 
 def test_without_a_master_the_worker_says_that_it_takes_nothing(folder: Path) -> None:
