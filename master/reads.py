@@ -40,8 +40,8 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     """Answer Located: the longest run of leading pages with every part readable (I15, I16)."""
     known = _known(core, caller, message.namespace, message.keys)
     found = known.tree.leading(message.keys, core.version)
-    if message.lease and found:
-        found[-1] = _split_at_end(known.tree, found[-1])  # so that only matched pages are leased
+    if found:  # so that only matched pages are leased, and count as used
+        found[-1] = _split_at_end(known.tree, found[-1])
     core.counters["pages_matched"] += sum(stretch.count for stretch in found)
     core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
     _answer_located(core, caller, found, message)

@@ -96,12 +96,19 @@ def test_a_match_in_the_middle_starts_there(space: OpenedNamespace) -> None:
     assert words(found.runs[0].copies[0].offsets)[0] == 3 * 4096
 
 
-def test_without_lease_nothing_is_split_or_promised(space: OpenedNamespace) -> None:
+def test_without_lease_nothing_is_promised_but_only_matched_pages_are_used(
+    rig: Rig, space: OpenedNamespace
+) -> None:
     space.put(KEYS)
+    rig.pass_time(100.0)
     found = space.match(upto(5), lease=False)
     assert (stretches(found), found.lease_ttl_s) == ([(0, 5)], 0.0)
     assert lease_end(space, key(0)) == 0.0
-    assert space.rig.master.core.namespaces.get(space.id).tree.runs == 1
+    tree = rig.master.core.namespaces.get(space.id).tree
+    used, rest = tree.get(key(4)), tree.get(key(5))
+    assert used is not None
+    assert rest is not None
+    assert used.expires_s == pytest.approx(rest.expires_s + 100.0)
 
 
 def test_a_match_stops_at_a_hole_and_a_lookup_does_not(space: OpenedNamespace) -> None:
