@@ -15,6 +15,7 @@ import xxhash
 
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, NamespaceId, PageKey
+from kvstore.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,21 +35,26 @@ def page_key(
 
 def engine_key(namespace: NamespaceId, block_hash: bytes) -> PageKey:
     """Key for an engine that brings its own chained block hash."""
+    require("block_hash", block_hash, bytes, "bytes")
     body = struct.pack("<I", len(block_hash)) + block_hash
     return PageKey(hashlib.sha256(ENGINE_TAG + namespace + body).digest())
 
 
 def name_key(namespace: NamespaceId, name: bytes) -> PageKey:
     """Key of a named object in an opaque namespace."""
+    require("name", name, bytes, "bytes")
     body = struct.pack("<I", len(name)) + name
     return PageKey(hashlib.sha256(NAME_TAG + namespace + body).digest())
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
+    want = f"integers from 0 to {TOKEN_MAX}"
+    if isinstance(tokens, bytes | bytearray):  # an array would take them for packed integers
+        raise BadValue("tokens", tokens, want)
     try:
         packed = array("I", tokens)
     except (OverflowError, TypeError, ValueError) as error:
-        raise BadValue("tokens", tokens, f"integers from 0 to {TOKEN_MAX}") from error
+        raise BadValue("tokens", tokens, want) from error
     return packed.tobytes()
 
 
@@ -67,10 +73,10 @@ class PageChain:
 
     def __init__(self, packed: bytes, parent: PageKey = ROOT_PARENT) -> None:
         """Raises BadValue when `packed` is not whole keys or the parent is not one key."""
-        if len(packed) % KEY_BYTES:
-            raise BadValue("keys", len(packed), f"a multiple of {KEY_BYTES} bytes")
-        if len(parent) != KEY_BYTES:
-            raise BadValue("parent", len(parent), f"{KEY_BYTES} bytes")
+        if not isinstance(packed, bytes) or len(packed) % KEY_BYTES:
+            raise BadValue("keys", packed, f"a multiple of {KEY_BYTES} bytes")
+        if not isinstance(parent, bytes) or len(parent) != KEY_BYTES:
+            raise BadValue("parent", parent, f"{KEY_BYTES} bytes")
         self.packed = packed
         self.parent = parent
 
@@ -84,6 +90,8 @@ class PageChain:
         extra: bytes = b"",
     ) -> PageChain:
         """Keys of the *full* pages of `tokens`; a partial last page has no key."""
+        require("extra", extra, bytes, "bytes")
+        chain = cls(b"", parent)  # checks the parent
         packed = _token_bytes(tokens)
         step = page_tokens * 4
         keys: list[PageKey] = []
@@ -112,10 +120,11 @@ class PageChain:
 
     def slice(self, start: int, stop: int) -> PageChain:
         """Pages [start, stop) as a chain of their own."""
-        if not 0 <= start <= stop <= len(self):
-            raise IndexError((start, stop))
-        if start == 0 and stop == len(self):
+        pages = len(self)
+        if start == 0 and stop == pages:
             return self
+        if not 0 <= start <= stop <= pages:
+            raise IndexError((start, stop))
         return PageChain(self.packed[start * KEY_BYTES : stop * KEY_BYTES], self.parent_of(start))
 
     def __eq__(self, other: object) -> bool:

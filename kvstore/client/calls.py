@@ -112,16 +112,14 @@ class Calls:
         """A checked put, but for the source's bounds. Wishes are ttl_s, wait and timeout_s."""
         ttl_s, wait, timeout_s = wishes
         checks.check_put(chain, ttl_s)
-        sources = tuple(
-            PartSource(
-                part,
-                checks.part_size(opened, part, size_bytes),
-                checks.check_offsets(places, len(chain)),
-            )
-            for part, places in offsets.items()
-        )
-        moved = sum(each.part_bytes for each in sources) * len(chain)
-        return PutRequest(opened, chain, sources, self.deadline_s(timeout_s, moved), wait, ttl_s)
+        pages, page_bytes = len(chain), 0
+        sources: list[PartSource] = []
+        for part, places in offsets.items():
+            size = checks.part_size(opened, part, size_bytes)
+            sources.append(PartSource(part, size, checks.check_offsets(places, pages)))
+            page_bytes += size
+        deadline_s = self.deadline_s(timeout_s, pages * page_bytes)
+        return PutRequest(opened, chain, tuple(sources), deadline_s, wait, ttl_s)
 
     def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
         """The plan of a put."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING
+from struct import Struct
+from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from kvstore.client.locations import Locations
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.page import PageChain
+
+_KEY: Final = Struct(f"{KEY_BYTES}s")
 
 
 def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int:
@@ -37,7 +41,8 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
 
 def check_put(chain: PageChain, ttl_s: float | None) -> None:
     """A put's pages are distinct, its wishes within the limits."""
-    if len(chain) > 1 and len(set(chain)) != len(chain):
+    pages = len(chain)
+    if pages > 1 and len(set(_KEY.iter_unpack(chain.packed))) != pages:
         raise BadValue("chain", chain, "distinct pages")
     if ttl_s is not None and not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S:
         raise BadValue("ttl_s", ttl_s, f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}")

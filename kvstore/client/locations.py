@@ -17,7 +17,6 @@ from kvstore.transfer.transport import COLUMN_BYTES
 from kvstore.wire.messages.reads import (
     Located,
     LocatedCopy,
-    LocatedRun,
     Lookup,
     MatchPrefix,
     Probe,
@@ -100,8 +99,8 @@ class Locations(msgspec.Struct, frozen=True):
         """Bytes of such a part; of named objects the largest one's, 0 when none was found."""
         if not self.opened.namespace.is_opaque:
             return self.opened.namespace.parts[part].size_bytes
-        copies = (c for p in self.pieces for run in p.located.runs for c in copies_of(run, part))
-        return max((copy.part_bytes for copy in copies), default=0)
+        copies = (c for p in self.pieces for run in p.located.runs for c in run.copies)
+        return max((copy.part_bytes for copy in copies if copy.part == part), default=0)
 
 
 class Match(Locations, frozen=True):
@@ -115,11 +114,6 @@ class Match(Locations, frozen=True):
 
 class Found(Locations, frozen=True):
     """Every page of a chain that is in the pool, also beyond a gap; the others read as misses."""
-
-
-def copies_of(run: LocatedRun, part: int) -> Iterator[LocatedCopy]:
-    """The replicas of one part of a run of pages."""
-    return (copy for copy in run.copies if copy.part == part)
 
 
 def _batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:

@@ -19,8 +19,9 @@ class PageState(IntEnum):
 
 
 PENDING: Final = int(PageState.PENDING)
+_PENDING: Final = bytes((PENDING,))
 STORED: Final = int(PageState.STORED)
-"""As plain numbers: they are looked at for every page."""
+"""As plain numbers: they are looked at in every put."""
 
 
 class PartProgress:
@@ -37,27 +38,13 @@ class PartProgress:
         """Outcome of the last refusal or failure, for the day that no try is left."""
         self.retry_after_s = 0.0
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether some page is still to be stored."""
-        return PENDING in self.states
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether this put stored every page."""
-        return self.states.count(STORED) == len(self.states)
-
     def pending(self) -> list[tuple[int, int]]:
         """Stretches [start, stop) of pages still to be stored."""
-        states = self.states
-        if not any(states):
-            return [(0, len(states))]
+        states, pages = self.states, len(self.states)
         found: list[tuple[int, int]] = []
         start = states.find(PENDING)
         while start >= 0:
-            stop = start
-            while stop < len(states) and states[stop] == PENDING:
-                stop += 1
+            stop = pages - len(states[start:].lstrip(_PENDING))
             found.append((start, stop))
             start = states.find(PENDING, stop)
         return found

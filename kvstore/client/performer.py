@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import all_of
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.common import SegmentRef
 
     AskMaster = Callable[[Message, float], Message]
+
+
+_FAILED: Final = all_of(Outcome.TRANSPORT, 1)
 
 
 class Blocking:
@@ -52,20 +55,25 @@ class Mover:
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
         """Outcome bytes for each span; spans of one worker travel together."""
         deadline_s = time.monotonic() + timeout_s
-        results = [all_of(Outcome.TRANSPORT, len(span)) for span in spans]
-        groups: dict[int, tuple[Transport, list[int]]] = {}
-        for i, span in enumerate(spans):
-            transport = self._choice.transport(span.segment, timeout_s)
-            if transport is not None:
-                groups.setdefault(id(transport), (transport, []))[1].append(i)
-        for transport, mine in groups.values():
+        ways = [self._choice.transport(span.segment, timeout_s) for span in spans]
+        results = [b""] * len(spans)
+        for way in dict.fromkeys(ways):
+            mine = [i for i, each in enumerate(ways) if each is way]
             left_s = max(0.0, deadline_s - time.monotonic())
-            outcomes = transport.ingest([spans[i] for i in mine], self._memory, left_s)
+            outcomes = self._ingest([spans[i] for i in mine], way, left_s)
             for i, outcome in zip(mine, outcomes, strict=True):
                 results[i] = outcome
-            if _nothing_moved(outcomes):
-                self._choice.drop(transport)
         return results
+
+    def _ingest(
+        self, spans: Sequence[IngestSpan], way: Transport | None, timeout_s: float
+    ) -> list[bytes]:
+        if way is None:
+            return [all_of(Outcome.TRANSPORT, len(span)) for span in spans]
+        outcomes = way.ingest(spans, self._memory, timeout_s)
+        if _nothing_moved(outcomes):
+            self._choice.drop(way)
+        return outcomes
 
     def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
         """Outcome bytes for each span."""
@@ -149,4 +157,4 @@ class Viewer:
 
 def _nothing_moved(results: Sequence[bytes]) -> bool:
     """Whether every page of a worker failed for its transport."""
-    return all(outcomes.count(Outcome.TRANSPORT) == len(outcomes) for outcomes in results)
+    return not b"".join(results).strip(_FAILED)

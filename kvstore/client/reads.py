@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore import limits
-from kvstore.client.locations import Locations, Piece, copies_of
+from kvstore.client.locations import Locations, Piece
 from kvstore.client.outcomes import Hit, Miss, MissReason, ReadOutcome, miss_reason
 from kvstore.client.steps import ReadPages, Steps, WipePages, ask, move
 from kvstore.errors import KVStoreError
@@ -37,6 +38,7 @@ _SUSPECT: Final = frozenset((Outcome.CHECKSUM, Outcome.STALE))
 """Under a valid lease neither the bytes nor the record of a page may be anything but its own."""
 
 _HIT: Final = Hit()
+_RANKED: Final = itemgetter(0)
 
 Rank = Callable[[SegmentRef], int | None]
 """How good a way to a segment is: lower is better; None when there is none."""
@@ -79,8 +81,9 @@ class _Stretch(msgspec.Struct):
 
     def columns(self) -> tuple[bytes, bytes, bytes]:
         """Offsets, generations and checksums of the replica to try."""
+        copy = self.copy
         span = slice(self.start * COLUMN_BYTES, (self.start + self.pages) * COLUMN_BYTES)
-        return self.copy.offsets[span], self.copy.generations[span], self.copy.checksums[span]
+        return copy.offsets[span], copy.generations[span], copy.checksums[span]
 
 
 class _Read:
@@ -100,7 +103,7 @@ class _Read:
 
     def _stretches(self, rank: Rank) -> Iterator[_Stretch]:
         """Located pages within the request; replicas that no transport reaches are left out."""
-        wanted = len(self.request.places)
+        wanted, part = len(self.request.places), self.request.part
         for piece in self.request.locations.pieces:
             segments = piece.located.segments
             ranks = [rank(segment) for segment in segments]
@@ -109,12 +112,13 @@ class _Read:
                 pages = min(run.count, wanted - first)
                 if pages <= 0:
                     continue
-                reachable = [
-                    (ranked, i, copy)
-                    for i, copy in enumerate(copies_of(run, self.request.part))
-                    if (ranked := ranks[copy.segment]) is not None
-                ]
-                copies = tuple(copy for _, _, copy in sorted(reachable, key=lambda c: c[:2]))
+                reachable: list[tuple[int, LocatedCopy]] = []
+                for copy in run.copies:
+                    ranked = ranks[copy.segment]
+                    if copy.part == part and ranked is not None:
+                        reachable.append((ranked, copy))
+                reachable.sort(key=_RANKED)  # stable: copies alike keep the master's order
+                copies = tuple([copy for _, copy in reachable])
                 yield _Stretch(piece, first, 0, pages, copies)
 
     def miss(self, stretch: _Stretch, reason: MissReason) -> None:
@@ -141,28 +145,24 @@ class _Read:
         room = ROUND_BYTES_MAX
         while self.queue and (room > 0 or not taken):
             stretch = self.queue.popleft()
-            fits = max(1, room // stretch.copy.part_bytes)
+            part_bytes = stretch.copy.part_bytes
+            fits = max(1, room // part_bytes)
             if fits < stretch.pages:
                 self.queue.appendleft(stretch.cut(fits, stretch.pages))
                 stretch = stretch.cut(0, fits)
             taken.append(stretch)
-            room -= stretch.pages * stretch.copy.part_bytes
+            room -= stretch.pages * part_bytes
         return taken
 
     def span(self, stretch: _Stretch) -> ReadSpan:
         """What the transport is to bring."""
-        offsets, generations, checksums = stretch.columns()
+        copy, request = stretch.copy, self.request
         first, stop = stretch.first, stretch.first + stretch.pages
+        keys = request.locations.chain.packed[first * KEY_BYTES : stop * KEY_BYTES]
         return ReadSpan(
-            stretch.piece.located.segments[stretch.copy.segment],
-            self.request.part,
-            stretch.copy.part_bytes,
-            self.request.locations.chain.packed[first * KEY_BYTES : stop * KEY_BYTES],
-            offsets,
-            generations,
-            checksums,
-            self.request.places[first:stop],
-        )
+            stretch.piece.located.segments[copy.segment], request.part, copy.part_bytes, keys,
+            *stretch.columns(), request.places[first:stop],
+        )  # fmt: skip
 
     def try_further(self, stretch: _Stretch, code: int) -> bool:
         """Queue the next try of pages that failed alike; tells whether they are suspects.
@@ -191,7 +191,7 @@ def read_steps(request: ReadRequest, clock: Clock, rank: Rank) -> Steps[list[Rea
             break
         if not stretches:
             continue
-        spans = tuple(read.span(stretch) for stretch in stretches)
+        spans = tuple([read.span(stretch) for stretch in stretches])
         results = yield from move(ReadPages(spans, read.left_s()))
         for stretch, outcomes in zip(stretches, results, strict=True):
             yield from _settle(read, stretch, outcomes)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvstore import limits
+from kvstore.client import checks
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.locations import lookup_steps, match_steps, probe_steps, remove_steps
 from kvstore.client.outcomes import Miss
@@ -67,6 +68,7 @@ class KVStore:
         self._link = link
         self._choice = choice
         self._calls = Calls(clock, timeout_s)
+        self._asking = Blocking(link.call, Viewer(choice), time.sleep)
 
     @classmethod
     def connect(
@@ -84,7 +86,8 @@ class KVStore:
         `transports` are those that may be used; ConfigError when this process cannot use one.
         Unavailable when no master answers, AccessDenied when it refuses the secret.
         """
-        addresses = [masters] if isinstance(masters, str) else list(masters)
+        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
+        checks.texts("transports", transports)
         clock = SystemClock()
         link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)
         try:
@@ -302,5 +305,6 @@ class KVStore:
         self.close()
 
     def _run(self, steps: Steps[T], pages: Mover | Viewer | None = None) -> T:
-        performer = Blocking(self._link.call, pages or Viewer(self._choice), time.sleep)
-        return drive(steps, performer)
+        if pages is None:
+            return drive(steps, self._asking)
+        return drive(steps, Blocking(self._link.call, pages, time.sleep))

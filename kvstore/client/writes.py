@@ -18,13 +18,13 @@ from kvstore.client.outcomes import (
     Stored,
     refused_reason,
 )
-from kvstore.client.part_progress import STORED, PageState, PartProgress
+from kvstore.client.part_progress import PENDING, STORED, PageState, PartProgress
 from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.page import PageChain
 from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
-from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import (
     AbortPut,
@@ -49,6 +49,7 @@ PAUSE_MIN_S: Final = 0.01
 PAUSE_MAX_S: Final = 1.0
 ABORT_TIMEOUT_S: Final = 1.0
 
+_STORED: Final = bytes((STORED,))
 _VISIBLE: Final = Stored(visible=True)
 _NOT_YET_VISIBLE: Final = Stored(visible=False)
 
@@ -110,14 +111,14 @@ class _Batch:
 
     def begin(self, stretches: list[tuple[int, int]], request_id: bytes, time_s: float) -> BeginPut:
         """Ask for extents for these stretches, numbered as one row of pages."""
-        wanted = [p for p in self.parts.values() if p.is_pending]
         request = self.request
+        wanted = [each.source for each in self.parts.values() if PENDING in each.states]
         return BeginPut(
             request=request_id,
             namespace=request.opened.namespace.id,
             chains=self._chains(stretches),
-            parts=tuple(p.source.part for p in wanted),
-            part_bytes=tuple(p.source.part_bytes for p in wanted),
+            parts=tuple([source.part for source in wanted]),
+            part_bytes=tuple([source.part_bytes for source in wanted]),
             timeout_s=time_s,
             wait=request.wait,
             ttl_s=request.ttl_s,
@@ -129,8 +130,11 @@ class _Batch:
             return tuple(
                 PutChain(ROOT_PARENT, self.chain.key(page)) for page in _pages_of(stretches)
             )
-        pieces = [self.chain.slice(start, stop) for start, stop in stretches]
-        return tuple(PutChain(piece.parent, piece.packed) for piece in pieces)
+        chains: list[PutChain] = []
+        for start, stop in stretches:
+            piece = self.chain.slice(start, stop)
+            chains.append(PutChain(piece.parent, piece.packed))
+        return tuple(chains)
 
     def was_refused(self) -> bool:
         """Whether something was said against every pending page."""
@@ -165,15 +169,16 @@ def put_steps(
     well. Raises what the master link raises. A batch whose last page was refused ends the put:
     the pages after it would have no parent.
     """
+    pages = request.pages
     step = max(1, limits.BATCH_PAGES_MAX // max(1, len(request.sources)))
     outcomes: list[PutOutcome] = []
-    for first in range(0, request.pages, step):
-        batch = _Batch(request, first, min(step, request.pages - first))
+    for first in range(0, pages, step):
+        batch = _Batch(request, first, min(step, pages - first))
         yield from _put_batch(batch, clock, new_request_id)
         outcomes += yield from _results(batch, clock)
         last = outcomes[-1]
         if isinstance(last, Refused) and not request.opened.namespace.is_opaque:
-            outcomes += [last] * (request.pages - len(outcomes))
+            outcomes += [last] * (pages - len(outcomes))
             break
     return outcomes
 
@@ -262,15 +267,14 @@ def _note_answers(batch: _Batch, pages: Sequence[int], plans: PutPlans) -> None:
 
 def _ingest(batch: _Batch, pages: Sequence[int], plans: PutPlans, clock: Clock) -> Steps[None]:
     """Have the planned pages pulled, note what became of each, give failed plans up."""
-    spans = tuple(_span(batch, pages, plans, plan) for plan in plans.spans)
+    planned = [(plan, *_part_and_pages(batch, pages, plan)) for plan in plans.spans]
+    spans = tuple([_span(batch, plans, plan, part, mine) for plan, part, mine in planned])
     left_s = max(0.0, batch.request.deadline_s - clock.now_s())
     results = yield from move(IngestPages(spans, left_s * PATIENCE))
     failed: list[int] = []
-    for plan, outcomes in zip(plans.spans, results, strict=True):
-        part, mine = _part_and_pages(batch, pages, plan)
+    for (plan, part, mine), outcomes in zip(planned, results, strict=True):
         if not any(outcomes):
-            for page in mine:
-                part.states[page] = STORED
+            part.states[mine[0] : mine[-1] + 1] = _STORED * len(mine)
             continue
         if any(code not in (Outcome.OK, Outcome.PLAN_CLOSED) for code in outcomes):
             failed.append(plan.generation)
@@ -291,36 +295,31 @@ def _note_failures(part: PartProgress, pages: Sequence[int], outcomes: bytes) ->
             part.states[page] = PageState.REFUSED
 
 
-def _span(batch: _Batch, pages: Sequence[int], plans: PutPlans, plan: PlanSpan) -> IngestSpan:
+def _span(
+    batch: _Batch, plans: PutPlans, plan: PlanSpan, part: PartProgress, pages: Sequence[int]
+) -> IngestSpan:
     """A plan with the source's places and the identity that the record will hold."""
-    part, mine = _part_and_pages(batch, pages, plan)
     if len(plan.offsets) != COLUMN_BYTES * plan.count:
         raise MalformedMessage(f"PlanSpan: {len(plan.offsets)} bytes of offsets for {plan.count}")
-    first, stop = mine[0], mine[-1] + 1
+    first, stop = pages[0], pages[-1] + 1
     if stop - first != plan.count:
         raise MalformedMessage("PlanSpan: pages of more than one chain")
+    if not 0 <= plan.segment < len(plans.segments):
+        raise MalformedMessage(f"PlanSpan: segment {plan.segment} of {len(plans.segments)}")
     opened = batch.request.opened
-    opaque = opened.namespace.is_opaque
-    places = part.source.places[batch.first + first : batch.first + stop]
     return IngestSpan(
         epoch=plans.epoch,
-        segment=_segment(plans, plan.segment),
+        segment=plans.segments[plan.segment],
         generation=plan.generation,
         namespace_ordinal=opened.ordinal,
         part=plan.part,
         part_bytes=part.source.part_bytes,
         token_count=opened.namespace.layout.page_tokens,
-        parent=ROOT_PARENT if opaque else batch.chain.parent_of(first),
+        parent=ROOT_PARENT if opened.namespace.is_opaque else batch.chain.parent_of(first),
         keys=batch.chain.packed[first * KEY_BYTES : stop * KEY_BYTES],
         offsets=plan.offsets,
-        places=places,
+        places=part.source.places[batch.first + first : batch.first + stop],
     )
-
-
-def _segment(plans: PutPlans, index: int) -> SegmentRef:
-    if not 0 <= index < len(plans.segments):
-        raise MalformedMessage(f"PlanSpan: segment {index} of {len(plans.segments)}")
-    return plans.segments[index]
 
 
 def _abort(generations: tuple[int, ...], left_s: float) -> Steps[None]:
@@ -338,13 +337,12 @@ def _results(batch: _Batch, clock: Clock) -> Steps[list[PutOutcome]]:
 
     What nobody could tell within the deadline counts as not visible.
     """
-    namespace = batch.request.opened.namespace
-    everything = namespace.is_opaque or len(batch.parts) == len(namespace.parts)
-    stored = any(STORED in part.states for part in batch.parts.values())
+    namespace, parts = batch.request.opened.namespace, batch.parts.values()
+    stored = [part.states.count(STORED) for part in parts]
     visible = b"\1" * batch.pages
-    if stored and not everything:
+    if any(stored) and not namespace.is_opaque and len(parts) != len(namespace.parts):
         visible = yield from _visible(batch, batch.request.deadline_s - clock.now_s())
-    if all(part.is_stored for part in batch.parts.values()):
+    if stored.count(batch.pages) == len(parts):
         return [_VISIBLE if each == 1 else _NOT_YET_VISIBLE for each in visible[: batch.pages]]
     return [batch.outcome(page, visible[page] == 1) for page in range(batch.pages)]
 

@@ -100,7 +100,8 @@ class Buffer:
 
     def begin_use(self) -> Memory:
         """Put `close` off until `end_use`. For BufferUse."""
-        self._check_open()  # First, because a forked child may have inherited a held lock.
+        if self._pid != os.getpid():
+            self._check_open()  # First, because a forked child may have inherited a held lock.
         with self._mutex:
             if self._closed:
                 self._check_open()

@@ -79,13 +79,18 @@ class Choice:
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
         """How good the way to a segment is, lower is better; None when there is none now."""
-        found = self._best(segment, timeout_s)
-        return None if found is None else self._rank_of(found[0])
+        for address in self._usable(segment):
+            if self._open(address, segment, timeout_s) is not None:
+                return self._rank_of(address)
+        return None
 
     def transport(self, segment: SegmentRef, timeout_s: float) -> Transport | None:
         """The best way to a segment's worker that is open or can be opened now."""
-        found = self._best(segment, timeout_s)
-        return None if found is None else found[1]
+        for address in self._usable(segment):
+            found = self._open(address, segment, timeout_s)
+            if found is not None:
+                return found
+        return None
 
     def drop(self, failed: Transport) -> None:
         """Close a transport that failed; it is opened anew, or the worker's next address is."""
@@ -110,15 +115,9 @@ class Choice:
     def _rank_of(self, address: Address) -> int:
         return self._order[address.transport] * _COST_MAX + min(address.cost, _COST_MAX - 1)
 
-    def _best(self, segment: SegmentRef, timeout_s: float) -> tuple[Address, Transport] | None:
-        for address in self._usable(segment.addresses):
-            transport = self._open(address, segment, timeout_s)
-            if transport is not None:
-                return address, transport
-        return None
-
-    def _usable(self, addresses: tuple[Address, ...]) -> list[Address]:
-        """Those of a configured kind, best first; worked out once, since every read asks."""
+    def _usable(self, segment: SegmentRef) -> list[Address]:
+        """Addresses of a configured kind, best first; worked out once, since every read asks."""
+        addresses = segment.addresses
         found = self._sorted.get(addresses)
         if found is None:
             usable = (a for a in addresses if a.transport in self._kinds)

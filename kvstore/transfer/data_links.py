@@ -65,7 +65,17 @@ class DataLinks:
 
     def take(self, deadline_s: float) -> FrameSocket:
         """An idle connection, or a new one by the time.monotonic() moment. For Lent."""
-        return self._idle_one() or self._dial(deadline_s)
+        while True:
+            with self._mutex:
+                if self._closed:
+                    raise Unavailable("this store is closed")
+                idle = self._idle.pop() if self._idle else None
+            if idle is None:
+                return self._dial(deadline_s)
+            # Its worker neither ended it nor speaks unasked.
+            if idle.is_quiet:
+                return idle
+            idle.close()
 
     def give_back(self, link: FrameSocket) -> None:
         """Keep a connection for the next call. For Lent."""
@@ -88,19 +98,6 @@ class DataLinks:
         link, _ = dial(self.address, self._identity, deadline_s)
         link.spin_s = SPIN_S
         return link
-
-    def _idle_one(self) -> FrameSocket | None:
-        while True:
-            with self._mutex:
-                if self._closed:
-                    raise Unavailable("this store is closed")
-                if not self._idle:
-                    return None
-                link = self._idle.pop()
-            # Its worker neither ended it nor speaks unasked.
-            if link.is_quiet:
-                return link
-            link.close()
 
 
 def reply_to(request_id: int, link: FrameSocket, deadline_s: float) -> Message:

@@ -15,7 +15,7 @@ import xxhash
 from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
-from kvstore.page import checksum_seed
+from kvstore.page import checksum_seeds
 from kvstore.record import RECORD_BYTES, is_sealed_as
 from kvstore.segment import size_class_of
 from kvstore.transfer.mapping import Mapping, end_view
@@ -104,7 +104,7 @@ class MappedSegment:
                 held.outcomes[i] = Outcome.BUSY
                 continue
             view = file[start : start + size]
-            digest = xxhash.xxh3_64_intdigest(view, check.seed(i))
+            digest = xxhash.xxh3_64_intdigest(view, check.seeds[i])
             held.outcomes[i] = check.outcome(i, digest)
             if held.outcomes[i] == Outcome.OK:
                 held.views[i] = view
@@ -204,14 +204,11 @@ class _Check:
         if span.part_bytes > geometry.chunk_bytes or max(self.offsets) > room:
             raise BadValue("offset", max(self.offsets), f"0 to {room}")
         self.span = span
+        self.seeds = checksum_seeds(span.keys, span.part)
         self._file = file
         self._generations = column(span.generations)
         self._checksums = column(span.checksums)
         self._records: Sequence[int] = geometry.record_offsets(self.offsets, size_class)
-
-    def seed(self, i: int) -> int:
-        """Seed of the checksum of page `i`."""
-        return checksum_seed(self.span.keys[i * KEY_BYTES : i * KEY_BYTES + 8], self.span.part)
 
     def outcome(self, i: int, digest: int) -> int:
         """Outcome of page `i`, whose bytes were hashed to `digest`: the record comes last (I8)."""
@@ -227,19 +224,19 @@ class _Check:
 def _hashed_copies(check: _Check, base: int, into: Memory) -> Iterator[int]:
     """Copy small pages, many at once where they are neighbours; each one's checksum, in order."""
     offsets, places, size = check.offsets, check.span.places, check.span.part_bytes
-    view = into.view
+    view, seeds = into.view, check.seeds
     for first, stop in _neighbours(offsets, places, size):
         copy_bytes(into.address + places[first], base + offsets[first], (stop - first) * size)
         for i in range(first, stop):
             page = view[places[i] : places[i] + size]
-            yield xxhash.xxh3_64_intdigest(page, check.seed(i))
+            yield xxhash.xxh3_64_intdigest(page, seeds[i])
 
 
 def _copied_hashes(check: _Check, base: int, into: Memory) -> Iterator[int]:
     """Copy large pages, piece by piece, each hashed while it is in the cache."""
     size, view = check.span.part_bytes, into.view
     for i, place in enumerate(check.span.places):
-        digest = xxhash.xxh3_64(seed=check.seed(i))
+        digest = xxhash.xxh3_64(seed=check.seeds[i])
         to, source = into.address + place, base + check.offsets[i]
         for start in range(0, size, COPY_BYTES_MAX):
             length = min(COPY_BYTES_MAX, size - start)

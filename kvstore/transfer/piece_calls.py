@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PIECES_IN_FLIGHT_MAX: Final = 64
 """Requests without a reply: their replies fit the socket's buffer, so neither side blocks."""
+_UNANSWERED: Final = all_of(Outcome.TRANSPORT, 1)
 
 
 class PieceCalls:
@@ -34,7 +35,7 @@ class PieceCalls:
 
     def __init__(self, spans: Sequence[IngestSpan]) -> None:
         """Every page starts as TRANSPORT: that is what it is when no reply comes."""
-        self.outcomes = [bytearray(all_of(Outcome.TRANSPORT, len(span))) for span in spans]
+        self.outcomes = [bytearray(_UNANSWERED * len(span.places)) for span in spans]
         self._spans = spans
         self._waiting: dict[int, tuple[int, int, int]] = {}
         """Span, first page and pages of each request in flight."""
@@ -46,7 +47,7 @@ class PieceCalls:
         """
         for request_id, (nth, first, piece) in enumerate(growing_pieces(self._spans)):
             send(link, request_id, piece, deadline_s)
-            self._waiting[request_id] = (nth, first, len(piece))
+            self._waiting[request_id] = (nth, first, len(piece.places))
             if len(self._waiting) >= PIECES_IN_FLIGHT_MAX:
                 self._take_reply(link, deadline_s)
         while self._waiting:

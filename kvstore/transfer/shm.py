@@ -136,12 +136,13 @@ class ShmTransport:
 
         try:
             with self._links.link(deadline_s) as link:
-                self._attach(link, buffer, deadline_s)
+                if buffer.number not in self._attached:
+                    self._attach(link, buffer, deadline_s)
                 calls.run(link, send, deadline_s)
         except KVStoreError:
             # The worker forgets buffers with the last connection of a session.
             self._attached.clear()
-        if any(Outcome.SOURCE_LOST in outcomes for outcomes in calls.outcomes):
+        if Outcome.SOURCE_LOST in b"".join(calls.outcomes):
             # A worker that began anew knows nothing of this buffer: the next try attaches it.
             self._attached.discard(buffer.number)
         return [bytes(outcomes) for outcomes in calls.outcomes]
@@ -164,8 +165,6 @@ class ShmTransport:
 
     def _attach(self, link: FrameSocket, buffer: Buffer, deadline_s: float) -> None:
         """Have the worker map the buffer, once a session."""
-        if buffer.number in self._attached:
-            return
         with self._attaching:
             if buffer.number in self._attached:
                 return

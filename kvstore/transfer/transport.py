@@ -47,7 +47,7 @@ class IngestSpan(msgspec.Struct, frozen=True, gc=False):
 
     def cut(self, start: int, stop: int) -> IngestSpan:
         """Pages [start, stop) as a span of their own."""
-        if stop - start == len(self):
+        if stop - start == len(self.places):
             return self
         parent = self.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES] if start else self.parent
         return msgspec.structs.replace(
@@ -87,7 +87,7 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
 
     def cut(self, start: int, stop: int) -> ReadSpan:
         """Pages [start, stop) as a span of their own."""
-        if stop - start == len(self):
+        if stop - start == len(self.places):
             return self
         column = slice(start * COLUMN_BYTES, stop * COLUMN_BYTES)
         return msgspec.structs.replace(
@@ -126,9 +126,7 @@ class Transport(Protocol):
 
 def column(packed: bytes) -> array[int]:
     """A packed u64 column as integers. Hosts are little-endian (asserted at import)."""
-    values = array("Q")
-    values.frombytes(packed)
-    return values
+    return array("Q", packed)
 
 
 def keys_of(packed: bytes) -> Iterator[bytes]:
@@ -153,7 +151,7 @@ def growing_pieces(spans: Sequence[IngestSpan]) -> Iterator[tuple[int, int, Inge
     """
     piece_bytes = FIRST_PIECE_BYTES
     for number, span in enumerate(spans):
-        first, pages = 0, len(span)
+        first, pages = 0, len(span.places)
         while first < pages:
             step = max(1, piece_bytes // span.part_bytes)
             after_bytes = (pages - first - step) * span.part_bytes
