@@ -166,10 +166,10 @@ async def dial_peer(
     where = parse_address(address)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
-    unwanted: list[Peer] = []
+    kept: Peer | None = None
 
     def closed(peer: Peer) -> None:
-        if peer not in unwanted:
+        if peer is kept:
             on_close(peer)
 
     def welcomed(welcome: Welcome) -> Peer:
@@ -189,22 +189,30 @@ async def dial_peer(
         raise Unavailable(f"cannot reach {address}: {error.strerror or error}") from error
     finally:
         greeting.abandon()
-    assert peer.welcome is not None
-    sock = connect_nearby(greeting.peer_name, peer.welcome)
+    again = DiallerGreeting(identity, welcomed)
+    kept = await _nearest(peer, greeting.peer_name, again, deadline_s)
+    if kept.closed_because is not None:
+        raise Unavailable(f"{address}: {kept.closed_because}")
+    return kept
+
+
+async def _nearest(met: Peer, peer_name: object, again: DiallerGreeting, deadline_s: float) -> Peer:
+    """`met`, or what `again` makes of a Unix socket of the same listener; the other is closed."""
+    assert met.welcome is not None
+    sock = connect_nearby(peer_name, met.welcome)
     if sock is None:
-        return peer
+        return met
     try:
-        near = await _greet_at(sock, DiallerGreeting(identity, welcomed), deadline_s)
+        near = await _greet_at(sock, again, deadline_s)
     except asyncio.CancelledError:
-        peer.close()
+        met.close()
         raise
     if near is None:
-        return peer
+        return met
     assert near.welcome is not None
-    best, other = (near, peer) if is_same_life(peer.welcome, near.welcome) else (peer, near)
-    unwanted.append(other)
+    kept, other = (near, met) if is_same_life(met.welcome, near.welcome) else (met, near)
     other.close()
-    return best
+    return kept
 
 
 async def _greet_at(

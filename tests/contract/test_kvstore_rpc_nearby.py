@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.errors import AccessDenied, Unavailable
 from kvstore.rpc import dialling, nearby, server
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
@@ -26,6 +27,8 @@ from tests.contract.rpc_server import LOOPS, PATIENCE_S, RunningServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from kvstore.wire.messages.hello import Hello
 
 SECRET = b"secret of the cluster"
 ME = Identity(Role.ENGINE, name="engine", secret=SECRET)
@@ -101,6 +104,40 @@ def test_a_listener_of_this_host_is_met_at_its_socket(
         ask(far.address, check)
         assert [said.session for said in near.hellos + far.hellos] == [ME.session] * 2
         assert near.closed.get(timeout=PATIENCE_S) == ME.name
+
+
+def cut_off(far: RunningServer) -> None:
+    """End what the listener at the TCP address has, and wait until it has ended there."""
+
+    def abort() -> None:
+        for peer in far.server.peers:
+            peer.abort(Unavailable("as the test wants"))
+
+    far.call(abort)
+    assert far.closed.get(timeout=PATIENCE_S) == ME.name
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_first_connection_may_end_before_the_second_is_made(
+    far: RunningServer, path: Path, loop: str
+) -> None:
+    with RunningServer(LISTENER, f"unix:{path}", admit=lambda _: cut_off(far)):
+        ask_on(loop)(far.address, lambda: None)  # it checks that its owner hears of no end
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_connection_that_ends_within_the_dial_is_an_error_of_the_dial(
+    far: RunningServer, path: Path, loop: str
+) -> None:
+    def refuse(hello: Hello) -> None:
+        cut_off(far)
+        raise AccessDenied(f"{hello.name} may not come in")
+
+    with (
+        RunningServer(LISTENER, f"unix:{path}", admit=refuse),
+        pytest.raises(Unavailable, match=r"the peer closed the connection|connection lost"),
+    ):
+        ask_on(loop)(far.address, lambda: None)
 
 
 @pytest.mark.parametrize(
