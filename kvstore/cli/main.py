@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from kvstore import limits
-from kvstore.cli import output, places, standalone
+from kvstore.cli import output, places, standalone, trace
 from kvstore.cli.debug import dump_master
 from kvstore.cli.operator import Operator
 from kvstore.config import ClusterConfig, Sources, default_data_dir, read_file
@@ -33,6 +33,8 @@ app = typer.Typer(
 
 debugging = typer.Typer(help="Look inside a running pool.", no_args_is_help=True)
 app.add_typer(debugging, name="debug")
+tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True)
+app.add_typer(tracing, name="trace")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
 DataDir = Annotated[
@@ -156,6 +158,37 @@ def dump(
         output.print_json({"file": str(path)})
     else:
         print(path)
+
+
+@tracing.command()
+def replay(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="Trace: one JSON object a line.")],
+    capacity: Annotated[list[int], typer.Option(help="Pages of the pool; may be repeated.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Of eviction; may be repeated.", show_default="the master's"),
+    ] = None,
+    page_tokens: Annotated[int, typer.Option(help="Tokens that one of hash_ids stands for.")] = 512,
+    lease_ttl_s: Annotated[float, typer.Option(help="Lease of each hit; 0 for none.")] = 0.0,
+    page_ttl_s: Annotated[float, typer.Option(help="TTL of pages.")] = limits.PAGE_TTL_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a pool of so many pages would have served, by the master's own code.
+
+    Time is virtual, answers are not stored, computing takes no time. Each line of the trace has
+    `timestamp` in ms, `input_length` and `output_length` in tokens, and `hash_ids`, one a page.
+    """
+    given = [f"--capacity={pages}" for pages in capacity]
+    given += [f"--policy={name}" for name in policy or ()]
+    given += [f"--page-tokens={page_tokens}", f"--lease-ttl-s={lease_ttl_s}"]
+    returncode, rows = trace.replay([*given, f"--page-ttl-s={page_ttl_s}", "--", str(file)])
+    if returncode:
+        raise typer.Exit(returncode)
+    if as_json or context.obj:
+        output.print_json({"trace": str(file), "pools": rows})
+    else:
+        output.print_replayed(rows)
 
 
 @app.command()

@@ -17,10 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvstore.cli.standalone import Ready
+    from kvstore.cli.trace import Replayed
     from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
+REPLAYED: Final = {
+    "capacity_pages": "capacity, pages",
+    "hit_ratio": "hit ratio",
+    "pages_stored": "stored",
+    "pages_refused": "refused",
+    "evictions": "evicted",
+    "expirations": "expired",
+    "ghost_hits": "ghost hits",
+    "effective_ttl_s": "effective TTL, s",
+    "unreachable_share": "unreachable",
+}
+"""Headings of a replay's figures."""
 
 
 def print_json(value: object) -> None:
@@ -90,7 +103,7 @@ def print_ready(ready: Ready, places: tuple[str, str]) -> None:
 
 def print_status(status: Status) -> None:
     """The pool as tables."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = _console()
     console.print(
         Text(
             f"cluster {status.cluster}, epoch {status.epoch}, up {status.uptime_s:.0f} s: "
@@ -101,6 +114,22 @@ def print_status(status: Status) -> None:
     for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
         if table.row_count:
             console.print(table)
+
+
+def print_replayed(pools: Iterable[Replayed]) -> None:
+    """What each pool did with a trace."""
+    table = _table("", "policy", *(f">{heading}" for heading in REPLAYED.values()))
+    for pool in pools:
+        table.add_row(Text(str(pool["policy"])), *(_figure(pool[name]) for name in REPLAYED))
+    _console().print(table)
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str("-" if value is None else value)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def _admin(address: str | None) -> str:

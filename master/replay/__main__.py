@@ -1,0 +1,59 @@
+"""The program behind `kvharbor trace replay`: one JSON line on standard output a pool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.startup import run_server
+from master.replay.figures import replay
+from master.replay.pool import Setting, VirtualPool
+from master.replay.trace import TRACE_PAGE_TOKENS, read_trace
+from master.tunables import Tunables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM: Final = "kvharbor trace replay"
+
+
+def main() -> None:
+    """Replay a trace; ends the process."""
+    run_server(PROGRAM, _run)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    given = _parser().parse_args(arguments)
+    settings = [
+        Setting(capacity, policy, given.lease_ttl_s, given.page_ttl_s)
+        for policy in given.policy or [Tunables().eviction]
+        for capacity in given.capacity
+    ]
+    # Before the trace is read: a wrong setting is said at once.
+    pools = [VirtualPool(setting, given.page_tokens) for setting in settings]
+    trace = read_trace(given.file, given.page_tokens)
+    for pool in pools:
+        figures = replay(trace, pool)
+        sys.stdout.write(json.dumps(msgspec.to_builtins(figures)) + "\n")
+        sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(PROGRAM, description="Replays a trace of requests.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="one JSON object a line")
+    parser.add_argument("--policy", action="append", metavar="NAME", help="of eviction")
+    parser.add_argument("--capacity", action="append", required=True, type=int, metavar="PAGES")
+    parser.add_argument("--page-tokens", type=int, default=TRACE_PAGE_TOKENS, metavar="TOKENS")
+    parser.add_argument("--lease-ttl-s", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--page-ttl-s", type=float, default=limits.PAGE_TTL_S, metavar="SECONDS")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""A pool without I/O: the master's state machine, one scripted worker and one engine around it.
+
+Nothing here decides anything: requests go through `MasterState.handle`, seals and freed extents
+are confirmed at once, and time is a number that the caller moves on.
+
+**Capacity.** The worker lends one segment of exactly `capacity_pages` extents of one size class,
+and the high watermark is the whole segment. So nothing goes before the segment is full, and then as
+much as a put lacks: it asks, finds no room, waits; the master evicts what is wanted; the freed
+extents are planned. To see what batches of evictions cost, set lower watermarks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES, ROOT_PARENT, Epoch
+from kvstore.namespace import Attention, CacheGroup, Content, Layout
+from kvstore.segment import check_geometry
+from kvstore.wire.messages.membership import (
+    ExtentsConfirmed,
+    FreeExtents,
+    InventoryEnd,
+    OfferInventory,
+    RegisterWorker,
+    SegmentOffer,
+)
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans, Sealed, SealedNoted
+from kvstore.wire.messages.reads import Located, MatchPrefix
+from master.events import (
+    Command,
+    CommandAnswered,
+    Persist,
+    Persisted,
+    Reply,
+    Request,
+    SessionId,
+    SessionOpened,
+    Tick,
+)
+from master.state import MasterState
+from master.tunables import Tunables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.segment import Geometry
+    from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.puts import PlanSpan
+    from master.events import Action, Event
+
+PAGE_BYTES: Final = limits.EXTENT_ALIGN_BYTES
+CHUNK_PAGES: Final = (64, 32, 16, 8, 4)
+"""Tried in this order: a chunk has a power of two of extents, and the segment whole chunks."""
+PUT_WAIT_S: Final = 0.001
+"""How long a put waits for room. The requests of a trace come one after the other, so that a long
+wait would hold up what came at the same time. Also for how long the pages above it are safe."""
+NEVER_S: Final = 1e12
+TENANT: Final = "replay"
+SEGMENT: Final = "replay-dram"
+ENGINE: Final = SessionId(1)
+WORKER: Final = SessionId(2)
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A pool to be replayed against."""
+
+    capacity_pages: int
+    policy: str = "lrfu"
+    lease_ttl_s: float = 0.0
+    """Of each match; 0: only the pages of the running request are safe, as in most studies."""
+    page_ttl_s: float = limits.PAGE_TTL_S
+    watermark_high: float = 1.0
+    watermark_low: float = 0.99
+
+
+class VirtualPool:
+    """One master and its peers. Pages are numbers; equal numbers are equal prefixes."""
+
+    def __init__(self, setting: Setting, page_tokens: int) -> None:
+        """Make a pool that is ready and empty.
+
+        BadValue for a capacity that no segment has and for a TTL out of bounds; ConfigError for an
+        unknown policy and for tunables that contradict each other.
+        """
+        self.setting = setting
+        self.now_s = 0.0
+        self.held: dict[int, int] = {}
+        """Page by the offset of its extent: what the worker's memory holds."""
+        self.freed: list[int] = []
+        """Pages that left, in order; the reader takes them out."""
+        self.written: Counter[str] = Counter()
+        """Pages that were put, by the tier that took them."""
+        self.master = MasterState(_tunables(setting), Epoch(1))
+        self._keys: dict[int, bytes] = {}
+        self._replies: dict[tuple[SessionId, int], Message] = {}
+        self._requests = 0
+        self._namespace = b""
+        self._ordinal = 0
+        self._part_bytes = (page_tokens,)
+        self._join(page_tokens)
+
+    def advance(self, at_s: float) -> None:
+        """Let everything happen that is due up to `at_s`; one in the past changes nothing."""
+        while self.master.wakeup_s <= at_s:
+            self._tick()
+        self.now_s = max(self.now_s, at_s)
+
+    def match(self, pages: Sequence[int]) -> Counter[str]:
+        """How many leading pages are hits, by the tier that serves them."""
+        hits: Counter[str] = Counter()
+        for first in range(0, len(pages), limits.BATCH_PAGES_MAX):
+            some = pages[first : first + limits.BATCH_PAGES_MAX]
+            lease = self.setting.lease_ttl_s > 0
+            found = self._ask(ENGINE, MatchPrefix(self._namespace, self._packed(some), (), lease))
+            assert isinstance(found, Located), found
+            for run in found.runs:
+                hits[found.segments[run.copies[0].segment].tier] += run.count
+            if hits.total() < first + len(some):
+                break
+        return hits
+
+    def put(self, pages: Sequence[int], above: int | None) -> int:
+        """Store these consecutive pages below the page `above`; how many are there now.
+
+        It gives up the rest when no room came within PUT_WAIT_S.
+        """
+        stored = 0
+        while stored < len(pages):
+            parent = ROOT_PARENT if above is None else self._key(above)
+            some = pages[stored : stored + limits.BATCH_PAGES_MAX]
+            count = self._put_some(parent, some)
+            if not count:
+                break
+            stored += count
+            above = pages[stored - 1]
+        return stored
+
+    def _put_some(self, parent: bytes, pages: Sequence[int]) -> int:
+        keys = self._packed(pages)
+        request = self._requests.to_bytes(16, "little")
+        message = BeginPut(
+            request, self._namespace, (PutChain(parent, keys),), (0,), self._part_bytes, PUT_WAIT_S
+        )
+        plans = self._ask(ENGINE, message)
+        assert isinstance(plans, PutPlans), plans
+        for span in plans.spans:
+            self._seal(span, pages, keys)
+            self.written[plans.segments[span.segment].tier] += span.count
+        return min((refused.first for refused in plans.refused), default=len(pages))
+
+    def _seal(self, span: PlanSpan, pages: Sequence[int], keys: bytes) -> None:
+        first, stop = span.first, span.first + span.count
+        self.held.update(zip(array("Q", span.offsets), pages[first:stop], strict=True))
+        own, checksums = keys[first * KEY_BYTES : stop * KEY_BYTES], bytes(len(span.offsets))
+        message = Sealed(
+            SEGMENT, 1, span.generation, self._ordinal, span.part, own, span.offsets, checksums
+        )
+        noted = self._ask(WORKER, message)
+        assert isinstance(noted, SealedNoted), noted
+        assert not any(noted.outcomes), noted
+
+    def _join(self, page_tokens: int) -> None:
+        self._send(SessionOpened(ENGINE, "engine", TENANT, "engine", b"engine"))
+        self._send(SessionOpened(WORKER, "worker", "", "worker", b"worker"))
+        offer = SegmentOffer(SEGMENT, 1, "dram", _geometry(self.setting.capacity_pages))
+        self._ask(WORKER, RegisterWorker("worker", "replay", (), (offer,)))
+        self._ask(WORKER, OfferInventory(SEGMENT, 1, ()))
+        self._ask(WORKER, InventoryEnd(SEGMENT, 1))
+        content, layout = _shape(page_tokens)
+        opened = self._ask(ENGINE, OpenNamespace(content, layout))
+        assert isinstance(opened, NamespaceOpened), opened
+        self._namespace, self._ordinal = opened.namespace, opened.ordinal
+
+    def _ask(self, session: SessionId, message: Message) -> Message:
+        """The reply; time moves on when it is held back."""
+        self._requests += 1
+        self._send(Request(session, self._requests, message))
+        while (reply := self._replies.pop((session, self._requests), None)) is None:
+            self._tick()
+        return reply
+
+    def _tick(self) -> None:
+        """Go on to when the master wants to."""
+        self.now_s = max(self.now_s, self.master.wakeup_s)
+        self._send(Tick())
+
+    def _send(self, event: Event) -> None:
+        """Handle an event and what follows from it."""
+        for action in self.master.handle(event, self.now_s):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Reply():
+                self._replies[action.session, action.request_id] = action.message
+            case Persist():
+                self._send(Persisted(action.ticket))
+            case Command():
+                order = action.message
+                # Every put is sealed, nothing is removed and nobody is lost: nothing to fence.
+                assert isinstance(order, FreeExtents), order
+                self.freed += map(self.held.pop, array("Q", order.offsets))
+                done = ExtentsConfirmed(order.epoch, bytes(len(order.offsets) // 8))
+                self._send(CommandAnswered(action.command, done))
+
+    def _packed(self, pages: Sequence[int]) -> bytes:
+        return b"".join(map(self._key, pages))
+
+    def _key(self, page: int) -> bytes:
+        key = self._keys.get(page)
+        if key is None:
+            # The number stands for the whole prefix, so its hash is as good as a hash chain.
+            key = self._keys[page] = hashlib.sha256(page.to_bytes(8, "little")).digest()
+        return key
+
+
+def _tunables(setting: Setting) -> Tunables:
+    if not limits.PAGE_TTL_MIN_S <= setting.page_ttl_s <= limits.PAGE_TTL_MAX_S:
+        want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
+        raise BadValue("page_ttl_s", setting.page_ttl_s, want)
+    return Tunables(
+        cluster="replay",
+        lease_ttl_s=setting.lease_ttl_s or limits.LEASE_TTL_S,
+        page_ttl_s=setting.page_ttl_s,
+        worker_lost_after_s=NEVER_S,
+        watermark_high=setting.watermark_high,
+        watermark_low=setting.watermark_low,
+        eviction=setting.policy,
+    )
+
+
+def _geometry(capacity_pages: int) -> Geometry:
+    for count in CHUNK_PAGES:
+        if capacity_pages > 0 and capacity_pages % count == 0:
+            return check_geometry(capacity_pages * PAGE_BYTES, count * PAGE_BYTES)
+    raise BadValue("capacity_pages", capacity_pages, f"a positive multiple of {CHUNK_PAGES[-1]}")
+
+
+def _shape(page_tokens: int) -> tuple[Content, Layout]:
+    """Pages of a byte a token: sizes do not matter where all are equal."""
+    group = CacheGroup(Attention.LATENT, 1, 1, 1, 0)
+    content = Content(TENANT, "replay", "", "", "int8", (group,), "")
+    return content, Layout(page_tokens=page_tokens)

@@ -1,0 +1,119 @@
+"""The pool of a replay: exactly so many pages, the running request's own are safe, time moves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvstore.errors import BadValue, ConfigError
+from master.replay.pool import PUT_WAIT_S, Setting, VirtualPool
+
+TOKENS = 512
+
+
+def pool_of(pages: int, **changed: float) -> VirtualPool:
+    return VirtualPool(msgspec.structs.replace(Setting(pages), **changed), TOKENS)
+
+
+def serve(pool: VirtualPool, pages: list[int]) -> int:
+    """A request; its hits. Whatever is missing is stored."""
+    hits = pool.match(pages).total()
+    if hits < len(pages):
+        stored = pool.put(pages[hits:], pages[hits - 1] if hits else None)
+        assert stored == len(pages) - hits
+    pool.master.check_invariants()
+    return hits
+
+
+def test_every_page_up_to_the_capacity_is_held_and_not_one_more() -> None:
+    pool = pool_of(100)
+    serve(pool, list(range(60)))
+    serve(pool, list(range(100, 140)))
+    assert len(pool.held) == 100
+    assert not pool.freed
+    pool.advance(1.0)
+    serve(pool, list(range(200, 203)))
+    assert len(pool.held) == 100
+    assert len(pool.freed) == 3
+    assert sorted(pool.held.values()) == sorted(
+        {*range(60), *range(100, 140), *range(200, 203)}.difference(pool.freed)
+    )
+
+
+def test_tails_of_the_oldest_go_and_what_the_running_request_has_stays() -> None:
+    pool = pool_of(16)
+    serve(pool, list(range(8)))
+    pool.advance(1000.0)
+    serve(pool, list(range(20, 28)))
+    pool.advance(1001.0)
+    assert serve(pool, [*range(20, 28), 28, 29, 30]) == 8
+    assert sorted(pool.freed) == [5, 6, 7]
+    assert pool.match(range(20, 31)).total() == 11
+    assert pool.match(range(8)) == {"dram": 5}
+
+
+def test_a_chain_longer_than_the_pool_is_stored_as_far_as_it_goes() -> None:
+    pool = pool_of(16)
+    assert pool.put(range(40), None) == 16
+    assert len(pool.held) == 16
+    assert pool.match(range(40)).total() <= 16
+    assert pool.now_s >= PUT_WAIT_S
+
+
+def test_a_leased_page_stays_until_its_lease_has_ended() -> None:
+    pool = pool_of(16, lease_ttl_s=5.0)
+    serve(pool, list(range(16)))
+    pool.match(range(16))
+    assert pool.put([100], None) == 0
+    pool.advance(6.0)
+    assert pool.put([100], None) == 1
+    assert pool.freed == [15]
+
+
+def test_pages_that_nobody_uses_go_after_their_ttl() -> None:
+    pool = pool_of(16, page_ttl_s=60.0)
+    serve(pool, [0, 1])
+    pool.advance(59.0)
+    serve(pool, [0])
+    pool.advance(70.0)
+    assert pool.freed == [1]
+    pool.advance(130.0)
+    assert pool.freed == [1, 0]
+
+
+def test_lower_watermarks_keep_room_free() -> None:
+    pool = pool_of(100, watermark_high=0.9, watermark_low=0.8)
+    serve(pool, list(range(95)))
+    pool.advance(1.0)
+    assert len(pool.held) == 80
+
+
+def test_two_chains_share_what_is_equal() -> None:
+    pool = pool_of(16)
+    serve(pool, [0, 1, 2])
+    assert serve(pool, [0, 1, 3]) == 2
+    assert sorted(pool.held.values()) == [0, 1, 2, 3]
+    assert pool.written == {"dram": 4}
+
+
+@pytest.mark.parametrize("pages", [0, -4, 3, 1001])
+def test_a_capacity_that_no_segment_has_is_refused(pages: int) -> None:
+    with pytest.raises(BadValue, match="capacity_pages"):
+        pool_of(pages)
+
+
+@pytest.mark.parametrize("changed", [{"lease_ttl_s": -1.0}, {"watermark_low": 1.0}])
+def test_tunables_out_of_bounds_are_refused(changed: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        pool_of(16, **changed)
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), 1e9])
+def test_a_ttl_out_of_bounds_is_refused(ttl_s: float) -> None:
+    with pytest.raises(BadValue, match="page_ttl_s"):
+        pool_of(16, page_ttl_s=ttl_s)
+
+
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        VirtualPool(Setting(16, "nonsense"), TOKENS)
