@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvstore import limits
-from kvstore.client import checks
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.locations import lookup_steps, match_steps, probe_steps, remove_steps
 from kvstore.client.outcomes import Miss
@@ -86,8 +85,7 @@ class KVStore:
         `transports` are those that may be used; ConfigError when this process cannot use one.
         Unavailable when no master answers, AccessDenied when it refuses the secret.
         """
-        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
-        checks.texts("transports", transports)
+        addresses = [masters] if isinstance(masters, str) else list(masters)
         clock = SystemClock()
         link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)
         try:
