@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "kvharbor-worker"
 FLAGS: Final = (
-    ("--master", "HOST:PORT[,...]", "where masters listen"),
+    ("--master", "HOST:PORT[,...]", "where masters listen; or unix:/path"),
     ("--worker-id", "NAME", "names the worker and its segments"),
     ("--dram", "SIZE", "memory to lend, e.g. 4GiB"),
     ("--chunk", "SIZE", "size of a chunk, which no part may exceed"),

@@ -103,7 +103,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
 def status(
     context: typer.Context,
     master: Annotated[
-        str, typer.Option(help="The master's host:port.", envvar="KVHARBOR_MASTER")
+        str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
     ] = f"127.0.0.1:{limits.MASTER_PORT}",
     cluster: Annotated[str, typer.Option(help="Refuse any other cluster.")] = "",
     secret_file: SecretFile = None,
