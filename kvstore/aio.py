@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from kvstore import limits
+from kvstore.client import checks
 from kvstore.client.async_link import AsyncMasterLink
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.locations import lookup_steps, match_steps, probe_steps, remove_steps
@@ -80,8 +81,10 @@ class AsyncKVStore:
         timeout_s: float = limits.CALL_TIMEOUT_S,
     ) -> Self:
         """Reach a master of the pool; see KVStore.connect."""
+        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
+        checks.texts("transports", transports)
         identity = Identity(Role.ENGINE, tenant, name, secret)
-        link = AsyncMasterLink([masters] if isinstance(masters, str) else masters, identity)
+        link = AsyncMasterLink(addresses, identity)
         try:
             choice = Choice(transports, lambda: identity, SystemClock())
             store = cls(link, choice, tenant=tenant, timeout_s=timeout_s)
@@ -117,7 +120,8 @@ class AsyncKVStore:
     ) -> list[PutOutcome]:
         """See KVStore.put."""
         wishes = (ttl_s, wait, timeout_s)
-        request = self._calls.put_request(opened, chain, {part: offsets}, None, wishes)
+        by_part = {checks.part_number(part): offsets}
+        request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
 
     async def put_parts(
@@ -228,8 +232,8 @@ class AsyncKVStore:
         timeout_s: float | None = None,
     ) -> AsyncIterator[list[memoryview | Miss]]:
         """See KVStore.views."""
-        count = locations.pages if pages is None else pages
-        request = self._calls.read_request(locations, part, range(count), timeout_s)
+        places = checks.view_places(locations, pages)
+        request = self._calls.read_request(locations, part, places, timeout_s)
         viewer = Viewer(self._choice)
         try:
             await self._open_transports(locations)

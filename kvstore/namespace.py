@@ -18,6 +18,7 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue, LayoutMismatch
 from kvstore.ids import NamespaceId
+from kvstore.require import require, require_text
 
 CONTENT_TAG: Final = b"kvh1.content"
 NAMESPACE_TAG: Final = b"kvh1.namespace"
@@ -201,6 +202,8 @@ def namespace_id(content: Content, layout: Layout) -> NamespaceId:
 
 def open_layout(content: Content, layout: Layout) -> Namespace:
     """Check every field and derive the parts. Raises BadValue naming the field."""
+    require("content", content, Content, "a Content")
+    require("layout", layout, Layout, "a Layout")
     _check_content(content)
     _check_layout(content, layout)
     parts = () if is_opaque(content) else _parts(content, layout)
@@ -209,6 +212,7 @@ def open_layout(content: Content, layout: Layout) -> Namespace:
 
 def opaque(tenant: str, name: str, salt: str = "") -> Namespace:
     """A namespace of named objects of any size (Mooncake- and LMCache-style)."""
+    require_text("name", name)
     content = Content(tenant, name, "", "", "opaque", (OPAQUE_GROUP,), "", salt)
     return open_layout(content, Layout(page_tokens=1, order="opaque"))
 
@@ -231,15 +235,18 @@ def check_part_sizes(namespace: Namespace, parts: list[int], sizes: list[int]) -
 
 def _check_content(content: Content) -> None:
     for field in ("tenant", "model", "revision", "adapter", "kv_dtype", "position", "salt"):
-        value = getattr(content, field)
-        if len(value.encode()) > limits.NAME_BYTES_MAX * (8 if field == "position" else 1):
-            raise BadValue(f"content.{field}", value, f"at most {limits.NAME_BYTES_MAX} bytes")
+        bytes_max = limits.NAME_BYTES_MAX * (8 if field == "position" else 1)
+        require_text(f"content.{field}", getattr(content, field), bytes_max)
     if not content.tenant:
         raise BadValue("content.tenant", content.tenant, "a non-empty name")
     if not content.model:
         raise BadValue("content.model", content.model, "a non-empty name")
+    _require_ints("content", content, ("schema_version",))
     if content.schema_version != SCHEMA_VERSION:
         raise BadValue("content.schema_version", content.schema_version, str(SCHEMA_VERSION))
+    require("content.groups", content.groups, tuple, "a tuple of CacheGroup")
+    for i, group in enumerate(content.groups):
+        _check_types(f"content.groups[{i}]", group)
     if not 0 < len(content.groups) <= limits.PARTS_MAX:
         raise BadValue("content.groups", len(content.groups), f"1 to {limits.PARTS_MAX} groups")
     if is_opaque(content):
@@ -250,6 +257,17 @@ def _check_content(content: Content) -> None:
         raise BadValue("content.kv_dtype", content.kv_dtype, f"one of {sorted(DTYPE_BYTES)}")
     for i, group in enumerate(content.groups):
         _check_group(f"content.groups[{i}]", group)
+
+
+def _check_types(where: str, group: CacheGroup) -> None:
+    require(where, group, CacheGroup, "a CacheGroup")
+    require(f"{where}.attention", group.attention, Attention, "an Attention")
+    _require_ints(where, group, ("layers", "kv_heads", "key_dim", "value_dim", "window_tokens"))
+
+
+def _require_ints(where: str, holder: object, fields: Sequence[str]) -> None:
+    for field in fields:
+        require(f"{where}.{field}", getattr(holder, field), int, "a whole number")
 
 
 def _check_group(where: str, group: CacheGroup) -> None:
@@ -267,15 +285,13 @@ def _check_group(where: str, group: CacheGroup) -> None:
 
 
 def _check_layout(content: Content, layout: Layout) -> None:
+    _require_ints("layout", layout, ("page_tokens", "tensor_parallel", "pipeline_parallel"))
     if not 1 <= layout.page_tokens <= limits.TOKENS_PER_PAGE_MAX:
         raise BadValue(
             "layout.page_tokens", layout.page_tokens, f"1 to {limits.TOKENS_PER_PAGE_MAX}"
         )
     for field in ("order", "engine"):
-        if len(getattr(layout, field).encode()) > limits.NAME_BYTES_MAX:
-            raise BadValue(
-                f"layout.{field}", getattr(layout, field), f"at most {limits.NAME_BYTES_MAX} bytes"
-            )
+        require_text(f"layout.{field}", getattr(layout, field))
     for field in ("tensor_parallel", "pipeline_parallel"):
         value = getattr(layout, field)
         if not 1 <= value <= limits.PARTS_MAX:

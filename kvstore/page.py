@@ -58,6 +58,12 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def _require_parent(parent: PageKey) -> None:
+    require("parent", parent, bytes, f"{KEY_BYTES} bytes")
+    if len(parent) != KEY_BYTES:
+        raise BadValue("parent", len(parent), f"{KEY_BYTES} bytes")
+
+
 def _chained(namespace: NamespaceId, parent: PageKey, tokens: bytes, extra: bytes) -> PageKey:
     body = struct.pack("<I", len(tokens) // 4) + tokens + struct.pack("<I", len(extra)) + extra
     return PageKey(hashlib.sha256(PAGE_TAG + namespace + parent + body).digest())
@@ -73,10 +79,10 @@ class PageChain:
 
     def __init__(self, packed: bytes, parent: PageKey = ROOT_PARENT) -> None:
         """Raises BadValue when `packed` is not whole keys or the parent is not one key."""
-        if not isinstance(packed, bytes) or len(packed) % KEY_BYTES:
-            raise BadValue("keys", packed, f"a multiple of {KEY_BYTES} bytes")
-        if not isinstance(parent, bytes) or len(parent) != KEY_BYTES:
-            raise BadValue("parent", parent, f"{KEY_BYTES} bytes")
+        require("keys", packed, bytes, f"a multiple of {KEY_BYTES} bytes")
+        if len(packed) % KEY_BYTES:
+            raise BadValue("keys", len(packed), f"a multiple of {KEY_BYTES} bytes")
+        _require_parent(parent)
         self.packed = packed
         self.parent = parent
 
@@ -91,7 +97,7 @@ class PageChain:
     ) -> PageChain:
         """Keys of the *full* pages of `tokens`; a partial last page has no key."""
         require("extra", extra, bytes, "bytes")
-        chain = cls(b"", parent)  # checks the parent
+        _require_parent(parent)
         packed = _token_bytes(tokens)
         step = page_tokens * 4
         keys: list[PageKey] = []

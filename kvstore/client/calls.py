@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
@@ -20,12 +21,13 @@ from kvstore.client.staging import Staging
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import BufferClosed, MalformedMessage, OutOfSpace
+from kvstore.require import require
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from kvstore.client.locations import Locations
@@ -99,7 +101,8 @@ class Calls:
         lease: bool = True,
     ) -> Query:
         """A question about a chain's pages."""
-        return Query(opened, chain, self.deadline_s(timeout_s), tuple(parts), lease)
+        wanted = checks.check_query(opened, chain, parts, lease)
+        return Query(opened, chain, self.deadline_s(timeout_s), wanted, lease)
 
     def put_request(
         self,
@@ -111,7 +114,8 @@ class Calls:
     ) -> PutRequest:
         """A checked put, but for the source's bounds. Wishes are ttl_s, wait and timeout_s."""
         ttl_s, wait, timeout_s = wishes
-        checks.check_put(chain, ttl_s)
+        checks.check_put(opened, chain, ttl_s, wait)
+        require("offsets", offsets, Mapping, "lists of offsets by part")
         pages, page_bytes = len(chain), 0
         sources: list[PartSource] = []
         for part, places in offsets.items():

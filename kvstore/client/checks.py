@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
+from kvstore.client.locations import Locations
+from kvstore.client.namespaces import OpenedNamespace
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
+from kvstore.page import PageChain
+from kvstore.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvstore.client.locations import Locations
-    from kvstore.client.namespaces import OpenedNamespace
-    from kvstore.page import PageChain
-
 _KEY: Final = Struct(f"{KEY_BYTES}s")
+
+
+def part_number(part: int) -> int:
+    """Any number of a part; what it may be depends on the namespace."""
+    require("part", part, int, "a whole number")
+    return part
 
 
 def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int:
@@ -26,6 +33,7 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
 
     BadValue, or LayoutMismatch with both numbers.
     """
+    part_number(part)
     namespace = opened.namespace
     if size_bytes is None:
         if namespace.is_opaque:
@@ -33,26 +41,65 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
         if not 0 <= part < len(namespace.parts):
             raise BadValue("part", part, f"0 to {len(namespace.parts) - 1}")
         return namespace.parts[part].size_bytes
-    if not isinstance(size_bytes, int):  # no master decodes it, and says so by hanging up
-        raise BadValue("size_bytes", size_bytes, "a whole number")
+    require("size_bytes", size_bytes, int, "a whole number")
     check_part_sizes(namespace, [part], [size_bytes])
     return size_bytes
 
 
-def check_put(chain: PageChain, ttl_s: float | None) -> None:
+def check_put(opened: OpenedNamespace, chain: PageChain, ttl_s: float | None, wait: bool) -> None:
     """A put's pages are distinct, its wishes within the limits."""
+    _check_pages(opened, chain)
+    require("wait", wait, bool, "True or False")
     pages = len(chain)
     if pages > 1 and len(set(_KEY.iter_unpack(chain.packed))) != pages:
         raise BadValue("chain", chain, "distinct pages")
-    if ttl_s is not None and not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S:
-        raise BadValue("ttl_s", ttl_s, f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}")
+    if ttl_s is not None:
+        want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
+        require("ttl_s", ttl_s, int | float, want)
+        if not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S:
+            raise BadValue("ttl_s", ttl_s, want)
+
+
+def check_query(
+    opened: OpenedNamespace, chain: PageChain, parts: Sequence[int], lease: bool
+) -> tuple[int, ...]:
+    """The parts that a question is about; they are some of the namespace's."""
+    _check_pages(opened, chain)
+    require("lease", lease, bool, "True or False")
+    last = max(0, len(opened.namespace.parts) - 1)
+    want = f"a list of 0 to {last}"
+    require("parts", parts, Iterable, want)
+    found = tuple(parts)
+    for part in found:
+        require("parts", part, int, want)
+        if not 0 <= part <= last:
+            raise BadValue("parts", part, want)
+    return found
+
+
+def _check_pages(opened: OpenedNamespace, chain: PageChain) -> None:
+    require("opened", opened, OpenedNamespace, "what `open` returned")
+    require("chain", chain, PageChain, "a PageChain")
+
+
+def texts(field: str, values: Sequence[str]) -> list[str]:
+    """Several texts: one alone would count as a list of its letters."""
+    want = "a list of texts"
+    require(field, values, Iterable, want)
+    if isinstance(values, str):
+        raise BadValue(field, values, want)
+    found = list(values)
+    for each in found:
+        require(field, each, str, want)
+    return found
 
 
 def check_offsets(offsets: Sequence[int], pages: int) -> tuple[int, ...]:
     """One offset a page."""
-    if len(offsets) != pages:
-        raise BadValue("offsets", len(offsets), f"one for each of {pages} pages")
-    return _whole(offsets)
+    places = _whole(offsets)
+    if len(places) != pages:
+        raise BadValue("offsets", len(places), f"one for each of {pages} pages")
+    return places
 
 
 def _whole(offsets: Sequence[int]) -> tuple[int, ...]:
@@ -65,17 +112,37 @@ def _whole(offsets: Sequence[int]) -> tuple[int, ...]:
 
 def check_timeout(timeout_s: float) -> float:
     """A deadline that some clock can hold."""
+    want = f"more than 0, up to {limits.CALL_TIMEOUT_MAX_S}"
+    require("timeout_s", timeout_s, int | float, want)
     if not 0 < timeout_s <= limits.CALL_TIMEOUT_MAX_S:
-        raise BadValue("timeout_s", timeout_s, f"more than 0, up to {limits.CALL_TIMEOUT_MAX_S}")
+        raise BadValue("timeout_s", timeout_s, want)
     return timeout_s
 
 
 def check_read(locations: Locations, part: int, offsets: Sequence[int]) -> tuple[int, ...]:
     """At most one offset for each located page, of a part whose places were asked for."""
-    namespace = locations.opened.namespace
-    parts = 1 if namespace.is_opaque else len(namespace.parts)
-    if not 0 <= part < parts or (locations.parts and part not in locations.parts):
-        raise BadValue("part", part, f"one of {locations.parts or f'0 to {parts - 1}'}")
-    if len(offsets) > locations.pages:
-        raise BadValue("offsets", len(offsets), f"at most {locations.pages}, the located pages")
-    return _whole(offsets)
+    _check_located(locations)
+    part_number(part)
+    last = max(0, len(locations.opened.namespace.parts) - 1)
+    if not 0 <= part <= last or (locations.parts and part not in locations.parts):
+        raise BadValue("part", part, f"one of {locations.parts or f'0 to {last}'}")
+    places = _whole(offsets)
+    if len(places) > locations.pages:
+        raise BadValue("offsets", len(places), f"at most {locations.pages}, the located pages")
+    return places
+
+
+def view_places(locations: Locations, pages: int | None) -> range:
+    """The pages to be viewed: as many as are told, or all that are located."""
+    _check_located(locations)
+    if pages is None:
+        return range(locations.pages)
+    want = f"0 to {locations.pages}, the located pages"
+    require("pages", pages, int, want)
+    if not 0 <= pages <= locations.pages:
+        raise BadValue("pages", pages, want)
+    return range(pages)
+
+
+def _check_located(locations: Locations) -> None:
+    require("locations", locations, Locations, "what a lookup returned")

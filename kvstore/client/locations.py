@@ -9,10 +9,11 @@ import msgspec
 from kvstore import limits
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.steps import Steps, ask
-from kvstore.errors import MalformedMessage
+from kvstore.errors import BadValue, MalformedMessage
 from kvstore.ids import KEY_BYTES
 from kvstore.lease import holder_deadline_s
 from kvstore.page import PageChain
+from kvstore.require import require
 from kvstore.transfer.transport import COLUMN_BYTES
 from kvstore.wire.messages.reads import (
     Located,
@@ -97,8 +98,13 @@ class Locations(msgspec.Struct, frozen=True):
 
     def part_bytes(self, part: int) -> int:
         """Bytes of such a part; of named objects the largest one's, 0 when none was found."""
-        if not self.opened.namespace.is_opaque:
-            return self.opened.namespace.parts[part].size_bytes
+        parts = self.opened.namespace.parts
+        last = max(0, len(parts) - 1)
+        require("part", part, int, f"0 to {last}")
+        if not 0 <= part <= last:
+            raise BadValue("part", part, f"0 to {last}")
+        if parts:
+            return parts[part].size_bytes
         copies = (c for p in self.pieces for run in p.located.runs for c in run.copies)
         return max((copy.part_bytes for copy in copies if copy.part == part), default=0)
 

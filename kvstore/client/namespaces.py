@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from kvstore.ids import ROOT_PARENT, PageKey
 from kvstore.namespace import Namespace
 from kvstore.page import PageChain, name_key
+from kvstore.require import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 class OpenedNamespace(msgspec.Struct, frozen=True):
@@ -29,4 +31,5 @@ class OpenedNamespace(msgspec.Struct, frozen=True):
 
     def names(self, names: Iterable[bytes]) -> PageChain:
         """Keys of named objects of an opaque namespace. They are in no order and have no parent."""
+        require("names", names, Iterable, "a list of bytes")
         return PageChain(b"".join(name_key(self.namespace.id, name) for name in names))

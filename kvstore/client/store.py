@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvstore import limits
+from kvstore.client import checks
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.locations import lookup_steps, match_steps, probe_steps, remove_steps
 from kvstore.client.outcomes import Miss
@@ -85,7 +86,8 @@ class KVStore:
         `transports` are those that may be used; ConfigError when this process cannot use one.
         Unavailable when no master answers, AccessDenied when it refuses the secret.
         """
-        addresses = [masters] if isinstance(masters, str) else list(masters)
+        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
+        checks.texts("transports", transports)
         clock = SystemClock()
         link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)
         try:
@@ -136,7 +138,8 @@ class KVStore:
         by anybody finds what is `Stored(visible=True)`.
         """
         wishes = (ttl_s, wait, timeout_s)
-        request = self._calls.put_request(opened, chain, {part: offsets}, None, wishes)
+        by_part = {checks.part_number(part): offsets}
+        request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return self._put(source, request)
 
     def put_parts(
@@ -260,8 +263,8 @@ class KVStore:
         array made of a view must be gone by then: else its page stays locked until it is, and a
         ResourceWarning says so.
         """
-        count = locations.pages if pages is None else pages
-        request = self._calls.read_request(locations, part, range(count), timeout_s)
+        places = checks.view_places(locations, pages)
+        request = self._calls.read_request(locations, part, places, timeout_s)
         viewer = Viewer(self._choice)
         try:
             outcomes = self._run(self._calls.read_steps(request, viewer), viewer)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError
+from kvstore.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,7 @@ AnyAddress = TcpAddress | UnixAddress
 
 def parse_address(text: str) -> AnyAddress:
     """The address that `text` names; BadValue when it names none."""
+    require("address", text, str, "host:port or unix:/path")
     if text.startswith(UNIX_PREFIX):
         path = text[len(UNIX_PREFIX) :]
         if not 0 < len(os.fsencode(path)) <= UNIX_PATH_BYTES_MAX or "\0" in path:

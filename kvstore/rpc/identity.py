@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from kvstore import limits
 from kvstore.errors import BadValue
+from kvstore.require import require_text
 from kvstore.wire.framing import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
 SESSION_BYTES: Final = 16
@@ -53,7 +53,11 @@ def _new_life() -> bytes:
 
 
 def _check_secret(secret: bytes | None) -> None:
-    if secret is not None and not secret:
+    if secret is None:
+        return
+    if not isinstance(secret, bytes):  # not by `require`: no error may show a secret
+        raise BadValue("secret", type(secret).__name__, "bytes, or no secret at all")
+    if not secret:
         raise BadValue("secret", "", "at least one byte, or no secret at all")
 
 
@@ -75,9 +79,8 @@ class Identity:
         _check_secret(self.secret)
         if len(self.session) != SESSION_BYTES:
             raise BadValue("session", self.session, f"{SESSION_BYTES} bytes")
-        for label, text in (("tenant", self.tenant), ("name", self.name)):
-            if len(text.encode()) > limits.NAME_BYTES_MAX:
-                raise BadValue(label, text, f"at most {limits.NAME_BYTES_MAX} bytes")
+        require_text("tenant", self.tenant)
+        require_text("name", self.name)
 
     def renewed(self) -> Identity:
         """The same peer in a new session, e.g. in a forked child."""

@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded, OutOfSpace
+from kvstore.require import require
 from kvstore.transfer.memory import Memory, address_of, populate
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Buffer:
 
         OutOfSpace when this host has not so much.
         """
+        require("size_bytes", size_bytes, int, "at least 1")
         if size_bytes <= 0:
             raise BadValue("size_bytes", size_bytes, "at least 1")
         self.number = number

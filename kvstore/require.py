@@ -1,0 +1,32 @@
+"""Types that values of a caller must have, for callers that no type checker has seen.
+
+Pure. A wrong type that is let through travels to a peer, which hangs up without naming it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import limits
+from kvstore.errors import BadValue
+
+if TYPE_CHECKING:
+    from types import UnionType
+
+
+def require(field: str, value: object, kind: type | UnionType, want: str) -> None:
+    """BadValue unless `value` is of that type; True and False are no numbers."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BadValue(field, value, want)
+
+
+def require_text(field: str, value: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:
+    """BadValue unless `value` is text of at most so many bytes of UTF-8."""
+    want = f"text of at most {bytes_max} bytes"
+    require(field, value, str, want)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise BadValue(field, value, want) from error
+    if size > bytes_max:
+        raise BadValue(field, value, want)
