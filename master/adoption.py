@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.ids import ROOT_PARENT
 from kvstore.record import Record, RecordFlag, RecordState
 from kvstore.replica import ExtentEvent
 from kvstore.segment import size_class_of
 from master.extent_allocator import Occupant
+from master.holes import make_holes
 from master.packed import pack_words
 from master.puts import fill, watch_incomplete
-from master.run import Copy, Run
-from policies.hints import NO_HINTS
+from master.run import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,8 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     assert known is not None, first
     tree = known.tree
     keys = b"".join(record.key for record in group)
-    _make_nodes(core, tree, first.parent, keys)
+    ttl_s = core.tunables.page_ttl_s
+    make_holes(core, tree, first.parent, keys, tree.stretches(keys), ttl_s)
     piece = Copy(
         first.part,
         segment,
@@ -133,18 +134,3 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     if tree.parts > 1:
         page_bytes = known.namespace.page_bytes
         watch_incomplete(core, tree, keys, core.tunables.put_timeout_s(page_bytes * len(group)))
-
-
-def _make_nodes(core: Core, tree: Tree, parent: bytes, keys: bytes) -> None:
-    at = 0
-    stops = [(stretch.first, stretch.first + stretch.count) for stretch in tree.stretches(keys)]
-    pages = len(keys) // KEY_BYTES
-    ttl_s = core.tunables.page_ttl_s
-    for stop, after in [*stops, (pages, pages)]:
-        if at < stop:
-            gap = keys[at * KEY_BYTES : stop * KEY_BYTES]
-            above = keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else parent
-            pattern = Run(tree.namespace, above, b"", ttl_s, core.now, core.now + ttl_s)
-            core.eviction.entered(pattern, gap[:KEY_BYTES], stop - at, core.now, NO_HINTS)
-            tree.add(pattern, gap)
-        at = after

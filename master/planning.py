@@ -17,10 +17,9 @@ from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
 from master import placing
+from master.holes import make_holes
 from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put
-from master.run import Run
-from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +110,9 @@ class Planner:
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
             granted = max(plan.page_in_chain + len(plan) for plan in plans)
-            self._make_nodes(chain, found, granted)
+            ttl_s = self._core.page_ttl_s(self._message.ttl_s)
+            keys = chain.keys[: granted * KEY_BYTES]
+            make_holes(self._core, self._tree, chain.parent, keys, found, ttl_s)
             for plan in plans:
                 self._attach(plan)
         if self._is_cut and self._message.wait:
@@ -214,22 +215,6 @@ class Planner:
 
     def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
         self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
-
-    def _make_nodes(self, chain: PutChain, found: list[Stretch], granted: int) -> None:
-        """Make holes of the chain's pages before `granted` that are not in the tree."""
-        core = self._core
-        at = 0
-        stops = [(stretch.first, stretch.first + stretch.count) for stretch in found]
-        for stop, after in [*stops, (granted, granted)]:
-            stop = min(stop, granted)
-            if at < stop:
-                keys = chain.keys[at * KEY_BYTES : stop * KEY_BYTES]
-                parent = chain.keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else chain.parent
-                ttl_s = core.page_ttl_s(self._message.ttl_s)
-                pattern = Run(self._tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s)
-                core.eviction.entered(pattern, keys[:KEY_BYTES], stop - at, core.now, NO_HINTS)
-                self._tree.add(pattern, keys)
-            at = after
 
     def _attach(self, plan: Plan) -> None:
         core = self._core

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from kvstore.ids import ROOT_PARENT
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.replica import ExtentState
 from kvstore.segment import size_class_of
 from master.retiring import retire_copy, retire_pages
@@ -136,5 +136,5 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
 def evict_pages(core: Core, run: Run, first: int) -> int:
     """Let go of every page of a leaf run from `first` on; the bytes that will be free."""
     core.counters["pages_evicted"] += len(run) - first
-    core.eviction.evicted(run, run.key(first), len(run) - first, core.now)
+    core.eviction.evicted(run, run.keys[first * KEY_BYTES :], core.now)
     return retire_pages(core, core.tree(run.namespace), run, first, len(run) - first)

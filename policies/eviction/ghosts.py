@@ -1,7 +1,7 @@
 """What a policy remembers of pages that left: the numbers of their runs, oldest forgotten first.
 
-Without it frequency is worth nothing: what is used again has often been away in between. One
-ghost stands for all pages that left together, and counts as many.
+Without it frequency is worth nothing: what is used again has often been away in between. Pages
+that left together are one ghost; where only some of them come back, those do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from kvstore.ids import KEY_BYTES
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
 PAGES_MIN: Final = 1024
 """Remembered however small the pool is."""
 GHOSTS_MAX: Final = 1 << 18
-"""Bound of their number, about 80 MB: a pool of a million pages in runs of 16 is below it."""
+"""Bound of their number, about 80 MB with runs of single pages."""
 
 
 class Ghost(msgspec.Struct, frozen=True, gc=False):
     """The numbers that pages left with."""
 
+    keys: bytes
     heat: float
     touches: int
     touched_s: float
-    pages: int
+
+    @property
+    def pages(self) -> int:
+        """How many pages left together."""
+        return len(self.keys) // KEY_BYTES
 
 
 class GhostParameters(Parameters, frozen=True):
@@ -46,7 +52,7 @@ class Ghosts:
         """Remember nothing yet."""
         self.pages = 0
         self.pages_max = PAGES_MIN
-        self._ghosts: OrderedDict[bytes, Ghost] = OrderedDict()
+        self._ghosts: OrderedDict[bytes, Ghost] = OrderedDict()  # by the first page's key
 
     def __len__(self) -> int:
         return len(self._ghosts)
@@ -56,20 +62,44 @@ class Ghosts:
         self.pages_max = max(PAGES_MIN, int(pages))
         self._forget()
 
-    def keep(self, key: bytes, entry: Entry, pages: int) -> None:
-        """`pages` pages from `key` on have left with the numbers of `entry`."""
-        self.take(key)
-        self._ghosts[key] = Ghost(entry.heat, entry.touches, entry.touched_s, pages)
-        self.pages += pages
+    def keep(self, keys: bytes, entry: Entry) -> None:
+        """Pages of a chain, with these packed keys, have left with the numbers of `entry`."""
+        self._put(Ghost(keys, entry.heat, entry.touches, entry.touched_s))
         self._forget()
 
-    def take(self, key: bytes) -> Ghost | None:
-        """What is remembered of `key`, once."""
-        ghost = self._ghosts.pop(key, None)
-        if ghost is not None:
-            self.pages -= ghost.pages
-        return ghost
+    def take(self, keys: bytes) -> Ghost | None:
+        """What is remembered of the first of these pages and those that left with it, once.
+
+        The ghost's keys are then a prefix of `keys`; pages beyond them are asked for apart.
+        """
+        ghost = self._ghosts.pop(keys[:KEY_BYTES], None)
+        if ghost is None:
+            return None
+        self.pages -= ghost.pages
+        common = _common_pages(ghost.keys, keys) * KEY_BYTES
+        if common == len(ghost.keys):
+            return ghost
+        self._put(msgspec.structs.replace(ghost, keys=ghost.keys[common:]))
+        return msgspec.structs.replace(ghost, keys=ghost.keys[:common])
+
+    def _put(self, ghost: Ghost) -> None:
+        key = ghost.keys[:KEY_BYTES]
+        old = self._ghosts.pop(key, None)
+        self.pages += ghost.pages - (old.pages if old else 0)
+        self._ghosts[key] = ghost
 
     def _forget(self) -> None:
         while self.pages > self.pages_max or len(self._ghosts) > GHOSTS_MAX:
             self.pages -= self._ghosts.popitem(last=False)[1].pages
+
+
+def _common_pages(some: bytes, other: bytes) -> int:
+    """How many leading pages two chains share: those before the first that differ."""
+    shared, differs = 0, min(len(some), len(other)) // KEY_BYTES + 1
+    while differs - shared > 1:
+        middle = (shared + differs) // 2
+        if some[: middle * KEY_BYTES] == other[: middle * KEY_BYTES]:
+            shared = middle
+        else:
+            differs = middle
+    return shared

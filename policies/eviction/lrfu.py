@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from policies.eviction.ghosts import GhostParameters, Ghosts
-from policies.eviction.protocol import EvictionPolicy, is_new_use
+from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
     from policies.eviction.protocol import Entry
@@ -47,9 +47,9 @@ class Lrfu(EvictionPolicy):
         self.parameters = LrfuParameters()
         self._ghosts = Ghosts()
 
-    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
-        """One use, on top of what is remembered of `key`."""
-        ghost = self._ghosts.take(key)
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
+        """One use, on top of what is remembered of them."""
+        ghost = self._ghosts.take(keys)
         if ghost is None:
             entry.heat = entry.touched_s = now_s
             entry.touches = 1
@@ -57,6 +57,7 @@ class Lrfu(EvictionPolicy):
             entry.heat, entry.touches, entry.touched_s = ghost.heat, ghost.touches, ghost.touched_s
             self._use(entry, now_s)
         entry.bias = self._bias(hints) or 0.0
+        return page_count(keys) if ghost is None else ghost.pages
 
     def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
         """One use more; an access without a hint within the same use leaves its hint standing."""
@@ -69,9 +70,9 @@ class Lrfu(EvictionPolicy):
         """The same at any time."""
         return entry.heat + entry.bias
 
-    def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
+    def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """Remember the numbers, at the cost of the oldest ones."""
-        self._ghosts.keep(key, entry, pages)
+        self._ghosts.keep(keys, entry)
 
     def resize(self, pages: int) -> None:
         """Remember a multiple of what the pool holds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from policies.eviction.protocol import EvictionPolicy, is_new_use
+from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ class Lru(EvictionPolicy):
         """There is nothing to set."""
         self.parameters = Parameters()
 
-    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
         """The first access."""
         entry.bias = 0.0
         entry.touches = 1
         entry.heat = entry.touched_s = now_s
+        return page_count(keys)
 
     def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
         """Another one."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from kvstore.ids import KEY_BYTES
+
 if TYPE_CHECKING:
     from policies.hints import Hints
     from policies.parameters import Parameters
@@ -50,10 +52,11 @@ class EvictionPolicy(Protocol):
     parameters: Parameters
     """May be replaced by others of the same type at any time."""
 
-    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
-        """`pages` pages from `key` on were just put; sets all four numbers of `entry`.
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
+        """Pages of a chain, with these packed keys, were just put; sets the numbers of `entry`.
 
-        `entry` may be a pattern whose length says nothing yet.
+        Returns for how many of the leading pages they hold, at least 1: where the past of the
+        pages differs the caller asks again for the rest. The length of `entry` says nothing yet.
         """
         ...
 
@@ -69,13 +72,18 @@ class EvictionPolicy(Protocol):
         """Whether the chosen victim is moved on in the order instead (and was, if so)."""
         return False
 
-    def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
-        """The last `pages` pages of `entry`, from `key` on, left; they may come back."""
+    def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
+        """The last pages of `entry`, with these packed keys, left; they may come back."""
         return
 
     def resize(self, pages: int) -> None:
         """So many pages are in the pool now: what is remembered of others is bounded by it."""
         return
+
+
+def page_count(keys: bytes) -> int:
+    """How many pages these packed keys name."""
+    return len(keys) // KEY_BYTES
 
 
 def is_new_use(entry: Entry, now_s: float) -> bool:

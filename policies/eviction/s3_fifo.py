@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from policies.eviction.ghosts import GhostParameters, Ghosts
-from policies.eviction.protocol import EvictionPolicy, is_new_use
+from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
     from policies.eviction.protocol import Entry
@@ -46,17 +46,19 @@ class S3Fifo(EvictionPolicy):
         self._pages = 0
         self._small_pages = 0
 
-    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
         """Into the main queue what is remembered, all else into the small one."""
-        ghost = self._ghosts.take(key)
+        ghost = self._ghosts.take(keys)
         entry.heat = entry.touched_s = now_s
         entry.touches = 1
         entry.bias = 0.0
-        if ghost is None:
-            self._small_pages += pages
-        else:
+        if ghost is not None:
             entry.touches += ghost.touches
             entry.bias = MAIN
+            return ghost.pages
+        pages = page_count(keys)
+        self._small_pages += pages
+        return pages
 
     def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
         """Counts, and changes no order."""
@@ -82,15 +84,14 @@ class S3Fifo(EvictionPolicy):
         entry.heat = now_s
         return True
 
-    def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
+    def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """Remember what left the small queue."""
         if entry.bias < MAIN:
-            self._ghosts.keep(key, entry, pages)
-            self._leave_small(pages)
-        elif self._is_small_full():
-            # Nothing of the small queue was there to go: it is shorter than counted, because
-            # pages also leave by expiry and removal, of which nobody tells.
-            self._leave_small(pages)
+            self._ghosts.keep(keys, entry)
+        if entry.bias < MAIN or self._is_small_full():
+            # While that queue is long it is shorter than counted if nothing of it was there to
+            # go: pages also leave by expiry and removal, of which nobody tells.
+            self._leave_small(page_count(keys))
 
     def resize(self, pages: int) -> None:
         """Both queues and the ghosts are shares of it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from policies.eviction.ghosts import GhostParameters, Ghosts
-from policies.eviction.protocol import EvictionPolicy, is_new_use
+from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
     from policies.eviction.protocol import Entry
@@ -37,12 +37,13 @@ class TtlLfu(EvictionPolicy):
         self.parameters = TtlLfuParameters()
         self._ghosts = Ghosts()
 
-    def entered(self, entry: Entry, key: bytes, pages: int, now_s: float, hints: Hints) -> None:
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
         """One use, on top of those that are remembered."""
-        ghost = self._ghosts.take(key)
+        ghost = self._ghosts.take(keys)
         entry.bias = 0.0
         entry.touches = 1 if ghost is None else ghost.touches + 1
         entry.heat = entry.touched_s = now_s
+        return page_count(keys) if ghost is None else ghost.pages
 
     def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
         """One use more; the TTL starts anew at every access."""
@@ -54,9 +55,9 @@ class TtlLfu(EvictionPolicy):
         is_fresh = now_s - entry.heat < self.parameters.ttl_s
         return entry.touches * LEVEL_S * is_fresh + entry.heat
 
-    def evicted(self, entry: Entry, key: bytes, pages: int, now_s: float) -> None:
+    def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """Remember the count."""
-        self._ghosts.keep(key, entry, pages)
+        self._ghosts.keep(keys, entry)
 
     def resize(self, pages: int) -> None:
         """Remember a multiple of what the pool holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.ids import KEY_BYTES
 from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
@@ -12,32 +13,36 @@ if TYPE_CHECKING:
 
 
 class Pages:
-    """`pages` pages that were used together."""
+    """Pages that were used together."""
 
-    def __init__(self, key: bytes = b"key", pages: int = 1) -> None:
+    def __init__(self, keys: bytes) -> None:
         """Not in any pool yet."""
-        self.key = key
-        self.pages = pages
+        self.keys = keys
         self.heat = self.bias = self.touched_s = 0.0
         self.touches = 0
 
     def __len__(self) -> int:
-        return self.pages
+        return len(self.keys) // KEY_BYTES
+
+
+def chain(name: str, pages: int = 1) -> bytes:
+    """Packed keys that no chain of another name has."""
+    return b"".join(f"{name}{page}".encode().ljust(KEY_BYTES, b".") for page in range(pages))
 
 
 def put(
     policy: EvictionPolicy,
     now_s: float,
-    key: bytes = b"key",
+    name: str = "chain",
     pages: int = 1,
     hints: Hints = NO_HINTS,
 ) -> Pages:
-    """Pages that have just entered."""
-    entry = Pages(key, pages)
-    policy.entered(entry, key, pages, now_s, hints)
+    """Pages that have just entered; with one past for all of them."""
+    entry = Pages(chain(name, pages))
+    assert policy.entered(entry, entry.keys, now_s, hints) == pages
     return entry
 
 
 def evict(policy: EvictionPolicy, entry: Pages, now_s: float) -> None:
     """All of these pages leave."""
-    policy.evicted(entry, entry.key, entry.pages, now_s)
+    policy.evicted(entry, entry.keys, now_s)

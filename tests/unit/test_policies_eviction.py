@@ -9,7 +9,7 @@ from policies.eviction.lru import Lru
 from policies.eviction.s3_fifo import S3Fifo, S3FifoParameters
 from policies.eviction.ttl_lfu import TtlLfu
 from policies.hints import NO_HINTS
-from tests.unit.policy_entries import Pages, evict, put
+from tests.unit.policy_entries import Pages, chain, evict, put
 
 each_policy = pytest.mark.parametrize("name", registry.EVICTION)
 
@@ -29,7 +29,7 @@ def test_uses_are_counted_alike(name: str) -> None:
 def test_of_two_equal_runs_the_one_used_later_stays(name: str) -> None:
     policy = registry.eviction(name)
     policy.resize(100)
-    old, new = put(policy, 1000.0, b"old", pages=20), put(policy, 1100.0, b"new", pages=20)
+    old, new = put(policy, 1000.0, "old", pages=20), put(policy, 1100.0, "new", pages=20)
     assert policy.score(old, 1200.0) < policy.score(new, 1200.0)
 
 
@@ -57,21 +57,21 @@ def test_lru_knows_the_time_of_the_last_access() -> None:
 
 def test_ttl_lfu_orders_by_uses_until_the_ttl_is_over() -> None:
     policy = TtlLfu()
-    twice, once = put(policy, 0.0, b"twice"), put(policy, 200.0, b"once")
+    twice, once = put(policy, 0.0, "twice"), put(policy, 200.0, "once")
     policy.touched(twice, 50.0, NO_HINTS)
     assert policy.score(twice, 300.0) > policy.score(once, 300.0)
     assert policy.score(twice, 350.0) < policy.score(once, 350.0)
     evict(policy, twice, 350.0)
-    assert put(policy, 400.0, b"twice").touches == 3
+    assert put(policy, 400.0, "twice").touches == 3
 
 
 def full_small_queue() -> tuple[S3Fifo, Pages, Pages]:
     """A pool of 100 pages: an old run of the main queue, and a new one of 20 in the small queue."""
     policy = S3Fifo()
     policy.resize(100)
-    main = put(policy, 0.0, b"main", pages=20)
+    main = put(policy, 0.0, "main", pages=20)
     evict(policy, main, 1.0)
-    return policy, put(policy, 20.0, b"main", pages=20), put(policy, 90.0, b"small", pages=20)
+    return policy, put(policy, 20.0, "main", pages=20), put(policy, 90.0, "small", pages=20)
 
 
 def test_s3_fifo_takes_from_the_small_queue_while_it_is_long() -> None:
@@ -102,8 +102,8 @@ def test_s3_fifo_gives_the_main_queue_one_chance_a_use() -> None:
 def test_s3_fifo_finds_its_count_again_when_pages_left_unnoticed() -> None:
     policy, main, small = full_small_queue()
     assert policy.score(small, 100.0) < policy.score(main, 100.0)  # but it has expired meanwhile
-    policy.evicted(main, b"x", 12, 100.0)
-    late = put(policy, 120.0, b"late")
+    policy.evicted(main, chain("main", 12), 100.0)
+    late = put(policy, 120.0, "late")
     assert policy.score(main, 120.0) < policy.score(late, 120.0)
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.ids import KEY_BYTES
 from policies.eviction.lrfu import Lrfu, LrfuParameters
 from policies.eviction.protocol import SAME_USE_S
 from policies.hints import NO_HINTS, Hints
-from tests.unit.policy_entries import Pages, evict, put
+from tests.unit.policy_entries import Pages, chain, evict, put
 
 gaps = st.lists(st.floats(SAME_USE_S, 1e4), max_size=20)
 
@@ -39,7 +40,7 @@ def test_the_score_is_the_log_of_aged_counts(gaps: list[float]) -> None:
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
 def test_an_access_never_lowers_a_score(heat: float, now: float) -> None:
-    policy, entry = Lrfu(), Pages()
+    policy, entry = Lrfu(), Pages(chain("any"))
     entry.heat = heat
     policy.touched(entry, now, NO_HINTS)
     assert policy.score(entry, now) >= heat
@@ -77,6 +78,17 @@ def test_what_left_is_remembered_once() -> None:
     assert (again.touches, other.touches) == (4, 1)
 
 
+def test_new_pages_behind_those_that_come_back_have_no_past() -> None:
+    policy = Lrfu()
+    evict(policy, put(policy, 0.0, "chat", pages=5), 50.0)
+    keys = chain("chat", 9)
+    entry = Pages(keys)
+    assert policy.entered(entry, keys, 60.0, NO_HINTS) == 5
+    assert entry.touches == 2
+    assert policy.entered(entry, keys[5 * KEY_BYTES :], 60.0, NO_HINTS) == 4
+    assert entry.touches == 1
+
+
 def test_the_half_life_can_change_at_any_time() -> None:
     policy = Lrfu()
     policy.parameters = LrfuParameters(half_life_s=20.0)
@@ -87,11 +99,11 @@ def test_no_ghosts_beyond_their_factor_of_the_pool() -> None:
     policy = Lrfu()
     policy.parameters = LrfuParameters(ghost_factor=2.0)
     policy.resize(1000)
-    entries = [put(policy, 0.0, b"%d" % i) for i in range(2001)]
+    entries = [put(policy, 0.0, str(i)) for i in range(2001)]
     for entry in entries:
         evict(policy, entry, 1.0)
-    assert put(policy, 20.0, b"0").touches == 1
-    assert put(policy, 20.0, b"1").touches == 2
+    assert put(policy, 20.0, "0").touches == 1
+    assert put(policy, 20.0, "1").touches == 2
 
 
 @pytest.mark.parametrize(
