@@ -1,11 +1,11 @@
 """The worker's transfer engines, each in a child process: one that serves, some that pull.
 
-The serving engine registers read-only mappings of the segments' payload; a self-test refuses to
-offer the transport when a write to them goes through (R: no process but its owner ever writes into
-a segment). The pulling engines register nothing and write into the segments on this worker's
-behalf; each runs one pull, so that ending a pull by ending its process is a fence (I6) that costs
-nobody else anything. All hold the segments' file locks: no new incarnation starts before they are
-gone. Must not know plans, records or sessions.
+The serving engine registers read-only mappings of the segments' payload; a self-test of every one
+that is started refuses to offer the transport when a write to them goes through (R: no process but
+its owner ever writes into a segment). The pulling engines register nothing and write into the
+segments on this worker's behalf; each runs one pull, so that ending a pull by ending its process
+is a fence (I6) that costs nobody else anything. All hold the segments' file locks: no new
+incarnation starts before they are gone. Must not know plans, records or sessions.
 """
 
 from __future__ import annotations
@@ -72,6 +72,23 @@ class _Puller:
         self.process.close()
 
 
+class _Server:
+    """A serving engine with every segment mapped; where its process has each."""
+
+    def __init__(self, settings: EngineSettings, segments: Sequence[EngineSegment]) -> None:
+        self.process = EngineProcess(settings)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.process.close)
+            self.addresses = {
+                each.segment: self.process.map(
+                    each.fd, each.geometry.payload_base, each.geometry.payload_bytes,
+                    writable=not settings.read_only, served=True,
+                )[1]
+                for each in segments
+            }  # fmt: skip
+            undo.pop_all()
+
+
 class EngineCopy:
     """Copies for one request: each has a deadline, all have a cancel, and both are fences."""
 
@@ -127,46 +144,43 @@ class EngineChild:
         self._segments = tuple(segments)
         self._pullers = ProcessPool(self._new_puller, pulls_at_once)
         self._lock = threading.Lock()
-        self._addresses: dict[str, int] = {}
         self._closed = False
         self._server = self._serve()
-        try:
-            if settings.read_only:
-                self._test_read_only()
-        except BaseException:
-            self.close()
-            raise
 
     def _new_puller(self) -> _Puller:
         return _Puller(self._settings, self._segments)
 
-    def _serve(self) -> EngineProcess:
-        server = EngineProcess(self._settings)
+    def _serve(self) -> _Server:
+        """A serving engine that has passed the self-test. ConfigError when it has not."""
+        server = _Server(self._settings, self._segments)
         try:
-            for each in self._segments:
-                _, self._addresses[each.segment] = server.map(
-                    each.fd, each.geometry.payload_base, each.geometry.payload_bytes,
-                    writable=not self._settings.read_only, served=True,
-                )  # fmt: skip
+            if self._settings.read_only:
+                _test_read_only(server, self._settings)
         except BaseException:
-            server.close()
+            server.process.close()
             raise
         return server
 
     def find(self, segment: str) -> EngineFound:
-        """Where peers read this segment now. A server that died is replaced first."""
+        """Where peers read this segment now. A server that died is replaced first.
+
+        Unavailable while none serves that has passed the self-test.
+        """
         with self._lock:
-            if self._closed or segment not in self._addresses:
+            if self._closed or segment not in self._server.addresses:
                 raise Unavailable(f"segment {segment} is not served by a transfer engine")
-            if not self._server.alive:
-                self._server.close()
-                self._server = self._serve()
-            return EngineFound(self._server.peer, self._addresses[segment])
+            if not self._server.process.alive:
+                self._server.process.close()
+                try:
+                    self._server = self._serve()
+                except ConfigError as error:
+                    raise Unavailable(f"a new engine may not serve: {error}") from error
+            return EngineFound(self._server.process.peer, self._server.addresses[segment])
 
     @property
     def server_pid(self) -> int:
         """The process that serves now."""
-        return self._server.child_pid
+        return self._server.process.child_pid
 
     def copy(self) -> EngineCopy:
         """Copies for one request, which can be cancelled at any time, before the first too."""
@@ -177,35 +191,37 @@ class EngineChild:
         with self._lock:
             self._closed = True
         self._pullers.close()
-        self._server.close()
+        self._server.process.close()
 
-    def _test_read_only(self) -> None:
-        """Write each segment's first bytes over themselves, as a peer could; it must fail."""
-        scratch = os.memfd_create("kvharbor-self-test", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(scratch, 4096)
-            with contextlib.closing(EngineProcess(self._settings)) as stranger:
-                region, _ = stranger.map(scratch, 0, 4096, writable=True, served=False)
-                for segment, address in self._addresses.items():
-                    self._test_segment(stranger, region, segment, address)
-        finally:
-            os.close(scratch)
 
-    def _test_segment(
-        self, stranger: EngineProcess, region: int, segment: str, address: int
-    ) -> None:
-        peer, size = self._server.peer, _SELF_TEST_BYTES
-        deadline_s = time.monotonic() + SELF_TEST_TIMEOUT_S
-        place = address.to_bytes(8, "little")
-        try:
-            stranger.pull(EnginePull(peer, region, size, bytes(8), place), deadline_s)
-        except KVStoreError as error:
-            raise ConfigError(f"transfer engine: segment {segment} cannot be read") from error
-        if stranger.push(EnginePush(peer, region, size, address), deadline_s):
-            raise ConfigError(
-                f"transfer engine: segment {segment} is served read-only, yet a peer could write "
-                "to it: the transport mooncake is not safe with this version of the engine"
-            )
+def _test_read_only(server: _Server, settings: EngineSettings) -> None:
+    """Write each segment's first bytes over themselves, as a peer could; it must fail."""
+    scratch = os.memfd_create("kvharbor-self-test", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(scratch, 4096)
+        with contextlib.closing(EngineProcess(settings)) as stranger:
+            region, _ = stranger.map(scratch, 0, 4096, writable=True, served=False)
+            for segment, address in server.addresses.items():
+                _test_segment(stranger, region, server.process.peer, segment, address)
+    finally:
+        os.close(scratch)
+
+
+def _test_segment(
+    stranger: EngineProcess, region: int, peer: str, segment: str, address: int
+) -> None:
+    size = _SELF_TEST_BYTES
+    deadline_s = time.monotonic() + SELF_TEST_TIMEOUT_S
+    place = address.to_bytes(8, "little")
+    try:
+        stranger.pull(EnginePull(peer, region, size, bytes(8), place), deadline_s)
+    except KVStoreError as error:
+        raise ConfigError(f"transfer engine: segment {segment} cannot be read") from error
+    if stranger.push(EnginePush(peer, region, size, address), deadline_s):
+        raise ConfigError(
+            f"transfer engine: segment {segment} is served read-only, yet a peer could write "
+            "to it: the transport mooncake is not safe with this version of the engine"
+        )
 
 
 def check_peer(peer: str) -> None:

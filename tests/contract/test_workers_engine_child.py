@@ -198,9 +198,8 @@ def test_a_server_that_died_is_replaced(worker: EngineChild, client: Client) -> 
     client.process.pull(read, soon())
 
 
-def test_a_worker_that_serves_writable_memory_refuses_to_start(
-    segment: File, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def serve_carelessly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are started from now on serve their memory writable."""
     honest = EngineProcess.map
 
     def careless(
@@ -209,8 +208,25 @@ def test_a_worker_that_serves_writable_memory_refuses_to_start(
         return honest(self, fd, at, size, writable=writable or served, served=served)
 
     monkeypatch.setattr(EngineProcess, "map", careless)
+
+
+def test_a_worker_that_serves_writable_memory_refuses_to_start(
+    segment: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_carelessly(monkeypatch)
     with pytest.raises(ConfigError, match="a peer could write"):
         EngineChild(SETTINGS, [EngineSegment("s", segment.fd, GEOMETRY)])
+
+
+def test_a_replacement_that_serves_writable_memory_is_not_found(
+    worker: EngineChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(worker.server_pid)
+    with monkeypatch.context() as patch:
+        serve_carelessly(patch)
+        with pytest.raises(Unavailable, match="a peer could write"):
+            worker.find("s")
+    assert worker.find("s").peer  # an honest one may serve again
 
 
 def test_the_children_hold_the_segment_lock_and_end_with_their_parent(tmp_path: Path) -> None:
