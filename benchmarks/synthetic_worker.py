@@ -160,7 +160,7 @@ class SyntheticWorker:
             while True:
                 await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
                 with suppress(KVStoreError):
-                    await peer.call(Heartbeat(NAME, self._epoch, 0, 0), TIMEOUT_S)
+                    await peer.call(Heartbeat(NAME, self._epoch, 0), TIMEOUT_S)
         finally:
             peer.close()
 

@@ -220,13 +220,12 @@ class Membership:
             self.link = Link.SERVING
         return []
 
-    def tick(self, now: float, pulls: int) -> list[Action]:
+    def tick(self, now: float) -> list[Action]:
         """A heartbeat when one is due. Independent of data work (I27)."""
         if now < self._next_beat_s:
             return []
         self._next_beat_s = now + self._interval_s
-        held = len(self._holdings.held)
-        message = Heartbeat(self._profile.worker, self.epoch, held, pulls)
+        message = Heartbeat(self._profile.worker, self.epoch, len(self._holdings.held))
         return [self._call(Asked.BEAT, message, now)]
 
     def _noted(self, reply: HeartbeatNoted, call: Call, now: float) -> list[Action]:

@@ -132,12 +132,11 @@ class WorkerState:
         return [AnswerCommand(event.command, Failure(error.code, str(error)))]
 
     def _tick(self) -> list[Action]:
-        running = self.holdings.pulls()
-        actions = self.membership.tick(self._now, len(running))
+        actions = self.membership.tick(self._now)
         if actions and self.is_serving:  # a heartbeat is due: the pace for another try
             actions += self.pulls.report_again()
         if self.is_fenced(self._now):
-            actions += self.pulls.cancel(running)
+            actions += self.pulls.cancel(self.holdings.pulls())
             actions += self.pulls.resume()  # the gate now answers them
         return actions
 

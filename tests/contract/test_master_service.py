@@ -196,7 +196,7 @@ async def command_from(bench: Bench) -> events.CommandAnswered:
 
     bench.core.answer = answer
     worker = await bench.dial(Role.WORKER)
-    await worker.call(Heartbeat("w", 1, 0, 0), 5)
+    await worker.call(Heartbeat("w", 1, 0), 5)
     (answered,) = await bench.core.until(events.CommandAnswered)
     worker.close()
     assert isinstance(answered, events.CommandAnswered)

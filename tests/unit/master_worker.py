@@ -137,7 +137,7 @@ class FakeWorker:
 
     def beat(self) -> None:
         """Show that it lives."""
-        self.ask(Heartbeat(self.name, 1, len(self.locked), 0))
+        self.ask(Heartbeat(self.name, 1, len(self.locked)))
 
     def write(
         self, ordinal: int, span: PlanSpan, keys: bytes, parent: bytes, part_bytes: int

@@ -86,7 +86,7 @@ def test_any_request_on_the_control_connection_is_a_sign_of_life(
 def test_another_connection_is_no_sign_of_life(rig: Rig) -> None:
     data = rig.open("worker", "", "w1")
     rig.tick(LOST_S - 0.1)
-    assert rig.ask(data, Heartbeat("w1", 1, 0, 0)) == HeartbeatNoted(1, known=False)
+    assert rig.ask(data, Heartbeat("w1", 1, 0)) == HeartbeatNoted(1, known=False)
     rig.tick(0.2)
     assert state(rig) is SegmentState.LOST
 
@@ -94,9 +94,9 @@ def test_another_connection_is_no_sign_of_life(rig: Rig) -> None:
 def test_a_lost_worker_is_told_to_register(rig: Rig) -> None:
     worker = rig.workers["w1"]
     rig.tick(LOST_S)
-    assert worker.ask(Heartbeat("w1", 1, 0, 0)) == HeartbeatNoted(1, known=False)
+    assert worker.ask(Heartbeat("w1", 1, 0)) == HeartbeatNoted(1, known=False)
     worker.join()
-    assert worker.ask(Heartbeat("w1", 1, 0, 0)) == HeartbeatNoted(1, known=True)
+    assert worker.ask(Heartbeat("w1", 1, 0)) == HeartbeatNoted(1, known=True)
 
 
 def test_a_worker_that_is_back_in_time_lost_nothing(rig: Rig, space: OpenedNamespace) -> None:
@@ -274,7 +274,7 @@ def test_bad_registrations_change_nothing(rig: Rig, change: dict[str, object], c
 
 def test_only_workers_register(rig: Rig) -> None:
     assert failure(rig.ask(rig.engine, RegisterWorker("w1", "h", (), ()))).code == "access_denied"
-    assert failure(rig.ask(rig.engine, Heartbeat("w1", 1, 0, 0))).code == "access_denied"
+    assert failure(rig.ask(rig.engine, Heartbeat("w1", 1, 0))).code == "access_denied"
 
 
 def test_a_lost_workers_segment_may_move(rig: Rig, space: OpenedNamespace) -> None:

@@ -167,15 +167,14 @@ def test_nothing_is_pulled_before_a_leader_is_heard() -> None:
     assert one(script.ask(ingest((0,), 5))[1], events.AnswerIngest).outcomes == FENCED
 
 
-def test_a_heartbeat_says_what_is_held_and_what_runs() -> None:
+def test_a_heartbeat_says_what_is_held() -> None:
     script = Script().serve()
-    script.start(ingest((0,), 5))
     script.state.holdings.held.add((SEGMENT, 8 * PAGE))
     assert script.state.next_wakeup() == script.now + BEAT_S
     assert script.feed(events.Tick()) == []
     script.now += BEAT_S
     call = one(script.feed(events.Tick()), events.CallMaster)
-    assert call.message == Heartbeat("w", EPOCH, 1, 1)
+    assert call.message == Heartbeat("w", EPOCH, 1)
     assert script.feed(events.Tick()) == []  # one a beat
     assert script.feed(events.MasterAnswered(call.call, HeartbeatNoted(EPOCH, True))) == []
 

@@ -90,7 +90,6 @@ class Heartbeat(Message, frozen=True, tag=86):
     epoch: int
     held_extents: int
     """Extents that could not be freed yet because a reader holds a lock."""
-    pulls_in_flight: int
 
 
 class HeartbeatNoted(Message, frozen=True, tag=87):
