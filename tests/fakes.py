@@ -6,12 +6,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from kvstore.ids import KEY_BYTES
 from kvstore.page import payload_checksum
-from kvstore.transfer.transport import all_of, column, keys_of
+from kvstore.transfer.transport import all_of, column
 from kvstore.wire.messages.common import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvstore.transfer.memory import Memory
     from kvstore.transfer.transport import IngestSpan, ReadSpan
@@ -37,6 +38,11 @@ class ManualClock:
 def payload(key: bytes, part: int, nbytes: int) -> bytes:
     """The bytes that tests store under (key, part): any reader can recompute any byte."""
     return hashlib.shake_128(b"payload" + key + part.to_bytes(4, "little")).digest(nbytes)
+
+
+def keys_of(packed: bytes) -> Iterator[bytes]:
+    """Each key of a packed column."""
+    return (packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES))
 
 
 class LoopbackTransport:

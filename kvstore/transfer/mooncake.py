@@ -21,12 +21,8 @@ from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable
-from kvstore.ids import KEY_BYTES
-from kvstore.page import checksum_seed
 from kvstore.rpc.address import UnixAddress, parse_address
 from kvstore.transfer.data_links import DataLinks, call
 from kvstore.transfer.memory import address_of, copy_bytes, populate
@@ -37,7 +33,7 @@ from kvstore.transfer.mooncake_process import (
     check_installed,
 )
 from kvstore.transfer.piece_calls import PieceCalls
-from kvstore.transfer.transport import all_of, column, span_checksums
+from kvstore.transfer.transport import all_of, column, span_checksums, verified
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.engine import EnginePull
@@ -300,24 +296,16 @@ class MooncakeTransport:
 
     def _verified(self, span: ReadSpan, into: Memory, deadline_s: float) -> bytes:
         """Outcomes: checksum of the bytes in place, then the record, which is asked for last."""
-        size, part = span.part_bytes, span.part
-        sums = column(span.checksums)
-        outcomes = bytearray(len(span))
-        for i, place in enumerate(span.places):
-            seed = checksum_seed(span.keys[i * KEY_BYTES : i * KEY_BYTES + 8], part)
-            if xxhash.xxh3_64_intdigest(into.view[place : place + size], seed) != sums[i]:
-                outcomes[i] = Outcome.CHECKSUM
+        found = verified(span, into.view, bytes(len(span)))
         message = CheckRecords(
-            span.segment.segment, span.segment.incarnation, part, size,
+            span.segment.segment, span.segment.incarnation, span.part, span.part_bytes,
             span.keys, span.offsets, span.generations,
         )  # fmt: skip
         reply = self._ask(message, deadline_s)
         if not isinstance(reply, RecordsChecked) or len(reply.outcomes) != len(span):
             raise MalformedMessage(f"{type(reply).__name__} in answer to CheckRecords")
-        for i, code in enumerate(reply.outcomes):
-            # A page whose record is another's now is stale, whatever its bytes are.
-            outcomes[i] = code or outcomes[i]
-        return bytes(outcomes)
+        # A page whose record is another's now is stale, whatever its bytes are.
+        return bytes(last or checked for last, checked in zip(reply.outcomes, found, strict=True))
 
     def _ask(self, message: Message, deadline_s: float) -> Message:
         with self._links.link(deadline_s) as link:

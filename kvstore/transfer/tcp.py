@@ -10,11 +10,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from kvstore import limits
 from kvstore.errors import KVStoreError, MalformedMessage
-from kvstore.page import checksum_seed
 from kvstore.rpc.failure import error_of
 from kvstore.transfer.data_links import DataLinks, reply_to
 from kvstore.transfer.piece_calls import PieceCalls, outcome_of_error
@@ -22,10 +19,9 @@ from kvstore.transfer.transport import (
     IngestSpan,
     ReadSpan,
     all_of,
-    column,
     even_pieces,
-    keys_of,
     span_checksums,
+    verified,
 )
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
@@ -144,27 +140,13 @@ def _take_piece(
         raise MalformedMessage(f"{type(reply).__name__} in answer to ReadExtents")
     coming = [p for p, o in zip(piece.places, reply.outcomes, strict=True) if o == Outcome.OK]
     link.receive_raw_into(list(_views(into, coming, piece.part_bytes)), deadline_s)
-    found = _verified(piece, into, reply.outcomes)
+    found = verified(piece, into.view, reply.outcomes)
     ended = reply_to(request_id, link, deadline_s)
     if not isinstance(ended, ReadEnded) or len(ended.outcomes) != len(piece):
         raise MalformedMessage(f"{type(ended).__name__} at the end of a read")
     # A record that changed meanwhile explains bytes that do not match: it is the better reason.
     outcomes[pages] = bytes(
         last or checked for last, checked in zip(ended.outcomes, found, strict=True)
-    )
-
-
-def _verified(piece: ReadSpan, into: Memory, started: bytes) -> bytes:
-    """CHECKSUM for pages whose bytes are not what the writer hashed; else what `started` says."""
-    size, view = piece.part_bytes, into.view
-    rows = zip(keys_of(piece.keys), piece.places, column(piece.checksums), started, strict=True)
-    return bytes(
-        Outcome.CHECKSUM
-        if code == Outcome.OK
-        and xxhash.xxh3_64_intdigest(view[place : place + size], checksum_seed(key, piece.part))
-        != checksum
-        else code
-        for key, place, checksum, code in rows
     )
 
 

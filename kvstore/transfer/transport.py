@@ -129,16 +129,20 @@ def column(packed: bytes) -> array[int]:
     return array("Q", packed)
 
 
-def keys_of(packed: bytes) -> Iterator[bytes]:
-    """Each 32-byte key of a packed column."""
-    return (packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES))
-
-
-def span_checksums(span: IngestSpan, source: memoryview) -> bytes:
-    """The writer's packed checksums of a span's pages (kvstore.page.payload_checksum)."""
+def span_checksums(span: IngestSpan | ReadSpan, memory: memoryview) -> bytes:
+    """Packed checksums of a span's pages at their places (kvstore.page.payload_checksum)."""
     size, digest = span.part_bytes, seeded_checksum
     rows = zip(span.places, checksum_seeds(span.keys, span.part), strict=True)
-    return array("Q", [digest(source[at : at + size], seed) for at, seed in rows]).tobytes()
+    return array("Q", [digest(memory[at : at + size], seed) for at, seed in rows]).tobytes()
+
+
+def verified(span: ReadSpan, memory: memoryview, brought: bytes) -> bytes:
+    """Outcomes of pages that were brought so: CHECKSUM where the writer hashed other bytes."""
+    found = span_checksums(span, memory)
+    if found == span.checksums:
+        return brought
+    rows = zip(brought, column(found), column(span.checksums), strict=True)
+    return bytes([code or (Outcome.CHECKSUM if there != want else 0) for code, there, want in rows])
 
 
 def growing_pieces(spans: Sequence[IngestSpan]) -> Iterator[tuple[int, int, IngestSpan]]:

@@ -23,11 +23,11 @@ from kvstore.rpc.failure import failure_of
 from kvstore.rpc.identity import ListenerIdentity
 from kvstore.segment import Geometry
 from kvstore.transfer.mooncake_process import EngineSettings
-from kvstore.transfer.transport import keys_of
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Address, Outcome, SegmentRef
 from kvstore.wire.messages.puts import EngineSource, Ingest, Ingested
 from kvstore.wire.messages.transfers import CheckRecords, FindEngine, RecordsChecked
+from tests.fakes import keys_of
 from workers.engine_child import EngineChild, EngineSegment
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.dialling import accept
 from kvstore.rpc.identity import ListenerIdentity
 from kvstore.segment import size_class_of
-from kvstore.transfer.transport import column, keys_of
+from kvstore.transfer.transport import column
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Address, Outcome, SegmentRef
 from kvstore.wire.messages.hello import Done, Failure
@@ -35,6 +35,7 @@ from kvstore.wire.messages.transfers import (
     SharedSegment,
     ShareSegments,
 )
+from tests.fakes import keys_of
 from tests.unit.segment_files import INCARNATION, SegmentFile
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,10 @@ from kvstore.transfer.transport import (
     ReadSpan,
     even_pieces,
     growing_pieces,
+    span_checksums,
+    verified,
 )
+from kvstore.wire.messages.common import Outcome
 from tests.unit.client_scripts import segment, u64
 
 SEGMENT = segment("s")
@@ -82,6 +86,17 @@ def test_the_pieces_of_a_put_are_all_of_it_in_order(shapes: list[tuple[int, int]
         assert piece.parent == (spans[number].keys[: first * KEY_BYTES] or ROOT_PARENT)[-KEY_BYTES:]
         assert len(piece) == 1 or len(piece) * piece.part_bytes < 3 * PIECE_BYTES_MAX
     assert seen == [len(span) for span in spans]
+
+
+def test_what_was_brought_is_believed_where_its_checksum_is_the_writers() -> None:
+    memory = memoryview(bytearray(range(4))).toreadonly()
+    span = read_span(4, 1)
+    good = msgspec.structs.replace(span, checksums=span_checksums(span, memory))
+    assert verified(good, memory, bytes(4)) == bytes(4)
+    other = memoryview(bytes((0, 9, 2, 9)))
+    lost = bytes((0, Outcome.STALE, 0, 0))
+    assert verified(good, other, bytes(4)) == bytes((0, Outcome.CHECKSUM, 0, Outcome.CHECKSUM))
+    assert verified(good, other, lost) == bytes((0, Outcome.STALE, 0, Outcome.CHECKSUM))
 
 
 @given(st.integers(1, 300), sizes, st.sampled_from([1, MIB, 4 * MIB]))
