@@ -265,7 +265,10 @@ class Sources(msgspec.Struct, frozen=True):
         try:
             return kind(**values)
         except BadValue as error:
-            raise ConfigError(f"{origins.get(error.field, f'[{name}]')}: {error}") from error
+            where, text = f"[{name}]", str(error)
+            if error.field in origins:  # which name the key
+                where, text = origins[error.field], text.removeprefix(f"{error.field}: ")
+            raise ConfigError(f"{where}: {text}") from error
 
     def _written(self, section: str, keys: tuple[str, ...]) -> list[tuple[str, object, str]]:
         """(key, value as written, where it is written), the strongest source last."""

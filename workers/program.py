@@ -50,6 +50,8 @@ TCP_COST: Final = 10
 MOONCAKE_COST: Final = 20
 
 LOG: Final = logging.getLogger(__name__)
+CHUNKS_FEW: Final = 4
+"""Below this many, two layouts in one pool may starve each other."""
 
 
 async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
@@ -114,6 +116,14 @@ def _own_memory(config: WorkerConfig, cluster: str) -> tuple[Segment, SegmentTab
         "%d damaged", segment.id, geometry.payload_bytes, path, len(found.adopted),
         found.unfinished, found.removed, found.damaged,
     )  # fmt: skip
+    chunks = geometry.payload_bytes // geometry.chunk_bytes
+    if chunks < CHUNKS_FEW:
+        LOG.warning(
+            "%d bytes are %d chunks of %d, and a chunk holds parts of one size: other sizes find "
+            "no room beside them; lend %d bytes or more",
+            geometry.payload_bytes, chunks, geometry.chunk_bytes,
+            CHUNKS_FEW * geometry.chunk_bytes,
+        )  # fmt: skip
     return segment, table
 
 

@@ -71,6 +71,7 @@ def ready_value(ready: Ready, places: tuple[str, str], pid: int) -> dict[str, ob
         "segments": status.segments,
         "pages": status.pages,
         "discarded_bytes": ready.discarded_bytes,
+        "warnings": ready.warnings,
         "data_dir": places[0],
         "segment_dir": places[1],
     }
@@ -97,6 +98,7 @@ def print_ready(ready: Ready, places: tuple[str, str]) -> None:
         f"  {segment.tier:<9} {size_text(segment.capacity_bytes)} ({segment.segment})"
         for segment in status.segments
     ]
+    lines += [f"  warning   {text}" for text in ready.warnings]
     lines += [f"  data      {places[0]}", f"  segments  {places[1]}", "Ctrl-C stops it."]
     print("\n".join(lines), flush=True)
 

@@ -106,6 +106,8 @@ class Ready(msgspec.Struct, frozen=True):
     status: Status
     discarded_bytes: int
     """Of segments whose metadata was gone."""
+    warnings: list[str]
+    """What both parts warned of while they started."""
 
 
 class Part:
@@ -133,6 +135,12 @@ class Part:
                 process_group=0,
                 pass_fds=(lock,),
             )
+
+    def warnings(self) -> list[str]:
+        """What it has warned of, by its log."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        marked = (line.partition(" WARNING ")[2] for line in lines)
+        return [text.partition(": ")[2] for text in marked if text]
 
     @property
     def pid(self) -> int:
@@ -204,7 +212,8 @@ class StandalonePool:
         except Unavailable:
             self._require_alive()  # a master that has died says more than a lost connection
             raise
-        return Ready(master, worker, status, discarded)
+        warnings = [text for each in self._parts for text in each.warnings()]
+        return Ready(master, worker, status, discarded, warnings)
 
     def wait(self) -> None:
         """Until a signal asks for the end (Stopped) or a part ends by itself (PartDied)."""

@@ -28,6 +28,10 @@ Result = TypeVar("Result")
 
 APPLICATION_ID: Final = 0x4B564831  # "KVH1", in the header of the file
 SCHEMA_VERSION: Final = 1
+REMEDY: Final = (
+    "; restore it, or start without it (a standalone pool: `kvharbor wipe`, or `kvharbor up "
+    "--fresh`)"
+)
 BUSY_TIMEOUT_S: Final = 2.0
 EPOCH_MAX: Final = (1 << 32) - 1  # a generation packs the epoch in 32 bits
 
@@ -101,7 +105,7 @@ class SqliteStore:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_IOERR:
                 return errors.Unavailable(text)
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                return errors.ConfigError(f"{text}: it is damaged; restore it or start afresh")
+                return errors.ConfigError(f"{text}: it is damaged{REMEDY}")
             case _:
                 return errors.ConfigError(text)
 
@@ -129,7 +133,9 @@ class SqliteStore:
             )
         verdict = _pragma(database, "quick_check")
         if verdict != "ok":
-            raise errors.ConfigError(f"metadata file {self._path}: it is damaged: {verdict}")
+            raise errors.ConfigError(
+                f"metadata file {self._path}: it is damaged: {verdict}{REMEDY}"
+            )
         (cluster,) = database.execute("SELECT cluster FROM leadership").fetchone()
         if cluster != self._cluster:
             raise errors.ConfigError(

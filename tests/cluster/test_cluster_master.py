@@ -253,7 +253,7 @@ def test_the_socket_is_the_owners_alone_and_a_dead_one_is_replaced(tmp_path: Pat
         (("--nope",), ExitCode.USAGE, "unrecognized arguments: --nope"),
         (("--listen", "x"), ExitCode.USAGE, "option --listen: got 'x', want host:port"),
         (("--listen", "0.0.0.0:0"), ExitCode.USAGE, "set a cluster secret"),
-        (("--cluster-name", "A"), ExitCode.USAGE, "option --cluster-name: name: got 'A'"),
+        (("--cluster-name", "A"), ExitCode.USAGE, "option --cluster-name: got 'A'"),
         (("--config", "/absent"), ExitCode.USAGE, "/absent: cannot be read"),
         (("--secret-file", "/absent"), ExitCode.USAGE, "secret file /absent: cannot be read"),
         (("--data-dir", "/proc/x"), ExitCode.USAGE, "folder /proc/x: cannot be made"),

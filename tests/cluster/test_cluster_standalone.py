@@ -296,6 +296,17 @@ def test_wipe_and_fresh_begin_anew(data_dir: Path) -> None:
     assert not (data_dir / "metadata.db").exists()
 
 
+def test_a_start_tells_what_it_warned_of(data_dir: Path) -> None:
+    with Up(data_dir, dram="64MiB") as up:
+        (warning,) = up.ready["warnings"]
+        assert "lend 268435456 bytes or more" in warning
+    with Up(data_dir, dram="256MiB") as up:
+        (warning,) = up.ready["warnings"]
+        assert "67108864 bytes for pages, 268435456 are asked for; it is replaced" in warning
+    with Up(data_dir, dram="256MiB") as up:
+        assert up.ready["warnings"] == []
+
+
 def test_segments_without_their_metadata_are_discarded(data_dir: Path) -> None:
     with Up(data_dir):
         pass
@@ -361,3 +372,4 @@ def test_the_ready_text_is_for_people(data_dir: Path) -> None:
         assert process.wait(30) == 0
     for text in ("kvharbor is ready: cluster local, epoch 1", "127.0.0.1:", "dram", "64 MiB"):
         assert text in said
+    assert "warning   67108864 bytes are 1 chunks of 67108864" in said

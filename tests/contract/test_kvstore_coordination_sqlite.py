@@ -115,7 +115,7 @@ def test_the_file_is_its_owners(path: Path) -> None:
 def test_a_damaged_header_is_named(path: Path) -> None:
     with path.open("r+b") as file:
         file.write(b"not sqlite at all")
-    assert "it is damaged; restore it or start afresh" in refusal(path)
+    assert "it is damaged; restore it, or start without" in refusal(path)
 
 
 def test_damage_inside_is_named(path: Path) -> None:
@@ -123,6 +123,7 @@ def test_damage_inside_is_named(path: Path) -> None:
     content[4096:] = os.urandom(len(content) - 4096)
     path.write_bytes(content)
     assert "it is damaged" in refusal(path)
+    assert "`kvharbor wipe`" in refusal(path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, 4095, 4096, 5000])
