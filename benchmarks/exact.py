@@ -1,0 +1,129 @@
+"""An eviction policy at its best: page by page, and always the page of lowest score among leaves.
+
+The pool keeps runs of pages and looks at samples; what that costs in hits shows beside this. Time
+stands still during a request and only its own pages are safe. A score that falls while a page is
+not used is noticed late: exact are policies whose scores only a use changes.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from kvstore.ids import KEY_BYTES
+from policies.hints import NO_HINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from master.replay.trace import Trace
+    from policies.eviction.protocol import EvictionPolicy
+
+
+class Page:
+    """One page that is held, as a policy sees it."""
+
+    __slots__ = ("above", "below", "bias", "heat", "number", "stamp", "touched_s", "touches")
+
+    def __init__(self, number: int, above: Page | None) -> None:
+        """A page below another that is held, or at the root."""
+        self.number = number
+        self.above = above
+        self.below = 0
+        """Pages held right below."""
+        self.stamp = -1
+        """Number of its last use; a candidate with an older one does not count."""
+        self.heat = self.bias = 0.0
+        self.touches = 0
+        self.touched_s = 0.0
+
+    def __len__(self) -> int:
+        """It is one page."""
+        return 1
+
+
+class ExactPool:
+    """Pages of one pool and who goes next."""
+
+    def __init__(self, capacity_pages: int, policy: EvictionPolicy) -> None:
+        """Start empty."""
+        self.evictions = 0
+        self._capacity = capacity_pages
+        self._policy = policy
+        self._held: dict[int, Page] = {}
+        self._leaves: list[tuple[float, int, Page]] = []  # heap: score, stamp
+        self._stamps = 0
+
+    def serve(self, chain: Sequence[int], now_s: float) -> int:
+        """One request for these pages from the root on; how many leading ones are hits."""
+        found = [self._held[page] for page in chain if page in self._held]
+        hits = len(found)  # without a hole: only leaves go
+        chain = chain[: self._capacity]
+        self._make_room(len(self._held) + len(chain) - hits - self._capacity, found, now_s)
+        for number in chain[hits:]:
+            above = found[-1] if found else None
+            page = self._held[number] = Page(number, above)
+            if above is not None:
+                above.below += 1
+            found.append(page)
+        self._policy.resize(len(self._held))
+        # From the end: of equal scores the older use goes first, and then a page is never older
+        # than one below it.
+        for i in range(len(found) - 1, -1, -1):
+            page = found[i]
+            if i < hits:
+                self._policy.touched(page, now_s, NO_HINTS)
+            else:
+                self._policy.entered(page, _key(page), now_s, NO_HINTS)
+            self._stamps += 1
+            page.stamp = self._stamps
+            self._offer(page, now_s)
+        return hits
+
+    def _offer(self, page: Page, now_s: float) -> None:
+        """Make it a candidate if it is a leaf."""
+        if not page.below:
+            heappush(self._leaves, (self._policy.score(page, now_s), page.stamp, page))
+
+    def _make_room(self, count: int, safe: Sequence[Page], now_s: float) -> None:
+        spared = {page.number for page in safe}
+        later: list[Page] = []
+        while count > 0:
+            score, stamp, page = heappop(self._leaves)
+            if page.stamp != stamp or page.below:
+                continue
+            if page.number in spared:
+                later.append(page)
+            elif self._policy.score(page, now_s) > score or self._policy.spares(page, now_s):
+                self._offer(page, now_s)
+            else:
+                self._evict(page, now_s)
+                count -= 1
+        for page in later:
+            self._offer(page, now_s)
+
+    def _evict(self, page: Page, now_s: float) -> None:
+        del self._held[page.number]
+        page.stamp = -1
+        self.evictions += 1
+        self._policy.evicted(page, _key(page), now_s)
+        if page.above is not None:
+            page.above.below -= 1
+            self._offer(page.above, now_s)
+
+
+def exact_hit_ratio(
+    trace: Trace, capacity_pages: int, policy: EvictionPolicy, *, partial: bool = False
+) -> float:
+    """Token hit ratio, 0 to 1, from an empty pool. `partial` keeps partial last pages too."""
+    pool = ExactPool(capacity_pages, policy)
+    hit_tokens = 0
+    for request in trace.requests:
+        chain = request.pages if partial else trace.full_pages(request)
+        hits = pool.serve(chain, request.at_s)
+        hit_tokens += min(hits * trace.page_tokens, request.tokens)
+    return hit_tokens / (trace.tokens or 1)
+
+
+def _key(page: Page) -> bytes:
+    return page.number.to_bytes(KEY_BYTES, "little")

@@ -1,0 +1,58 @@
+"""What no policy can beat: the hit ratio of one that knows the whole trace in advance.
+
+Belady's MIN with bypass: after every request, of the pages held and the pages of the request, those
+stay that are used again soonest (among equals those nearer to the root). A page is never used later
+than one below it, so what stays is closed under prefixes, and MIN is exact for hits of prefixes.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from master.replay.trace import Trace
+
+NEVER: Final = 1 << 62
+"""Number of a request that does not come."""
+
+
+def offline_optimum(trace: Trace, capacity_pages: int, *, partial: bool = False) -> float:
+    """Token hit ratio, 0 to 1, from an empty pool. `partial` keeps partial last pages too."""
+    chains = [each.pages if partial else trace.full_pages(each) for each in trace.requests]
+    next_uses = _next_uses(chains)
+    held: dict[int, int] = {}  # page: number of the request that uses it next
+    latest: list[tuple[int, int, int]] = []  # heap of (-next use, -depth, page), old ones included
+    hit_tokens = 0
+    for request, chain, uses in zip(trace.requests, chains, next_uses, strict=True):
+        hits = leading(chain, held)
+        hit_tokens += min(hits * trace.page_tokens, request.tokens)
+        for depth, (page, use) in enumerate(zip(chain, uses, strict=True)):
+            if use == NEVER:
+                held.pop(page, None)
+            else:
+                held[page] = use
+                heappush(latest, (-use, -depth, page))
+        while len(held) > capacity_pages:
+            use, _, page = heappop(latest)
+            if held.get(page) == -use:
+                del held[page]
+    return hit_tokens / (trace.tokens or 1)
+
+
+def leading(chain: Sequence[int], held: dict[int, int]) -> int:
+    """How many leading pages of the chain are held."""
+    return next((i for i, page in enumerate(chain) if page not in held), len(chain))
+
+
+def _next_uses(chains: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each page of each request the number of the next request that uses it, or NEVER."""
+    seen: dict[int, int] = {}
+    found: list[list[int]] = []
+    for number in range(len(chains) - 1, -1, -1):
+        found.append([seen.get(page, NEVER) for page in chains[number]])
+        seen.update(dict.fromkeys(chains[number], number))
+    found.reverse()
+    return found
