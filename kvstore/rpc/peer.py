@@ -59,7 +59,6 @@ class Peer(asyncio.BufferedProtocol):
         self._unanswered = 0
         """Requests of the peer that were not replied to yet."""
         self._outgoing: list[bytes] = []
-        self._outgoing_bytes = 0
         self._is_flush_due = False
         """Whether something will call `_flush` in this turn of the loop."""
 
@@ -68,6 +67,7 @@ class Peer(asyncio.BufferedProtocol):
         self._transport = transport
         self._reader = reader
         transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=limits.SEND_QUEUE_BYTES_MAX)
         self._take_frames()
 
     # Calling the peer.
@@ -141,9 +141,7 @@ class Peer(asyncio.BufferedProtocol):
     def _send(self, kind: FrameKind, request_id: int, message: Message) -> None:
         if self.closed_because is not None:
             return
-        frame = pack_frame(kind, request_id, message, self._reader.version)
-        self._outgoing.append(frame)
-        self._outgoing_bytes += len(frame)
+        self._outgoing.append(pack_frame(kind, request_id, message, self._reader.version))
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -154,9 +152,6 @@ class Peer(asyncio.BufferedProtocol):
             return
         out, self._outgoing = self._outgoing, []
         self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        waiting = self._transport.get_write_buffer_size()
-        if waiting > limits.SEND_QUEUE_BYTES_MAX:
-            self.abort(Unavailable(f"the peer left {waiting} bytes unread"))
 
     # What the transport tells.
 
@@ -168,6 +163,10 @@ class Peer(asyncio.BufferedProtocol):
         """Take in what came."""
         self._reader.received(nbytes)
         self._take_frames()
+
+    def pause_writing(self) -> None:
+        """More than may be is unsent: the peer does not read."""
+        self.abort(Unavailable(f"the peer left {limits.SEND_QUEUE_BYTES_MAX} bytes unread"))
 
     def eof_received(self) -> bool:
         """The peer sends no more: end our side too."""
