@@ -1,0 +1,63 @@
+"""The few threads that wait for a disk, each with block-aligned memory of its own.
+
+Owns the bound on what a disk is asked at once: callers wait for a thread, and nothing else waits
+for them. Must not know what is read or written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final
+
+from workers.tiers.disk import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+
+    Job = Callable[[], None]
+
+AHEAD: Final = 2
+"""Jobs of one caller that are given out, for each thread: one runs, one is ready."""
+
+
+class IoThreads:
+    """Runs jobs of any number of callers, `threads` at a time, callers in turns."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        """Threads start as they are needed."""
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._given_max = AHEAD * threads
+        self._local = threading.local()
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Carry all jobs out; when this returns or raises, none of them runs any more.
+
+        The first exception of a job is raised, and later jobs are not begun.
+        """
+        waiting = deque(jobs)
+        running: set[Future[None]] = set()
+        failed: BaseException | None = None
+        while running or (waiting and failed is None):
+            while waiting and failed is None and len(running) < self._given_max:
+                running.add(self._executor.submit(waiting.popleft()))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                failed = failed or each.exception()
+        if failed is not None:
+            raise failed
+
+    def staging(self, size_bytes: int) -> memoryview:
+        """Block-aligned memory of the calling thread, the same again at its next call."""
+        held: mmap.mmap | None = getattr(self._local, "memory", None)
+        if held is None or len(held) < size_bytes:
+            blocks = -(-size_bytes // BLOCK_BYTES)
+            held = self._local.memory = mmap.mmap(-1, blocks * BLOCK_BYTES)
+        return memoryview(held)[:size_bytes]
+
+    def close(self) -> None:
+        """Wait for what runs, and end the threads."""
+        self._executor.shutdown()
