@@ -86,9 +86,9 @@ class Filled:
             fill.cpu_s += clock.now_s() - cpu_s
 
     def _seal(self, span: PlanSpan, plans: PutPlans, piece: PageChain) -> None:
-        keys = piece.slice(span.first, span.first + span.count).packed
+        chain = piece.slice(span.first, span.first + span.count)
         worker = self.master.worker
-        worker.finish_seal(worker.start_seal(span, plans, self.opened.ordinal, keys))
+        worker.finish_seal(worker.start_seal(span, plans, self.opened, chain))
 
 
 @dataclass

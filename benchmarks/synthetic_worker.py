@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.announcement import read_announcement
 from kvstore.errors import KVStoreError
+from kvstore.ids import KEY_BYTES
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.rpc.server import dial_peer
@@ -43,6 +44,8 @@ from kvstore.wire.messages.puts import Sealed, SealedNoted
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.page import PageChain
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.puts import PlanSpan, PutPlans
@@ -122,12 +125,16 @@ class SyntheticWorker:
         identity = Identity(Role.WORKER, name=NAME)
         self._line = Connection.open(master, identity, TIMEOUT_S)
 
-    def start_seal(self, plan: PlanSpan, plans: PutPlans, ordinal: int, keys: bytes) -> int:
-        """Report a span's extents as verified; `finish_seal` takes the answer."""
-        checksums = bytes(len(plan.offsets))
+    def start_seal(
+        self, plan: PlanSpan, plans: PutPlans, opened: OpenedNamespace, chain: PageChain
+    ) -> int:
+        """Report a span's pages, a chain, as verified; `finish_seal` takes the answer."""
+        layout, parts = opened.namespace.layout, opened.namespace.parts
         message = Sealed(
-            plans.segments[plan.segment].segment, INCARNATION, plan.generation, ordinal, plan.part,
-            keys, plan.offsets, checksums,
+            plans.segments[plan.segment].segment, INCARNATION, plan.generation, opened.ordinal,
+            plan.part, parts[plan.part].size_bytes, layout.page_tokens,
+            chain.parent + chain.packed[:-KEY_BYTES], chain.packed, plan.offsets,
+            bytes(len(plan.offsets)),
         )  # fmt: skip
         return self._line.start(message, TIMEOUT_S)
 

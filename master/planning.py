@@ -65,6 +65,7 @@ class Planner:
         """Bytes that could find room if others went, by the size class that found none."""
         self._core = core
         self._tree: Tree = known.tree
+        self._token_count = known.namespace.layout.page_tokens
         self._put = put
         self._message = message
         self._segments: dict[Segment, int] = {}
@@ -146,7 +147,8 @@ class Planner:
                 break
             else:
                 keys = chain.keys[at * KEY_BYTES : (at + count) * KEY_BYTES]
-                made = self._reserve(at, keys, part, part_bytes)
+                parent = chain.keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else chain.parent
+                made = self._reserve(at, parent, keys, part, part_bytes)
                 plans += made
                 self._spans += [self._span(first, plan) for plan in made]
                 done = sum(map(len, made))
@@ -155,7 +157,9 @@ class Planner:
                     break
         return plans
 
-    def _reserve(self, at: int, keys: bytes, part: int, part_bytes: int) -> list[Plan]:
+    def _reserve(
+        self, at: int, parent: bytes, keys: bytes, part: int, part_bytes: int
+    ) -> list[Plan]:
         """Plans for as many of these pages as there is room for, one a segment."""
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
@@ -182,10 +186,12 @@ class Planner:
                 bytearray(count),
                 open=count,
                 page_in_chain=at,
+                parent=parent,
+                token_count=self._token_count,
             )
             core.plans[generation] = self._put.plans[generation] = plan
             plans.append(plan)
-            at += count
+            at, parent = at + count, taken[-KEY_BYTES:]
         return plans
 
     def _open_segments(self, size_class: int) -> list[Segment]:

@@ -81,6 +81,10 @@ class Plan(msgspec.Struct, gc=False, eq=False):
     """Pages in state OPEN; the plan is closed at 0."""
     page_in_chain: int
     """Position of its first page in the chain that was asked for."""
+    parent: bytes
+    """Parent's key of its first page; every later page's parent is the page before it."""
+    token_count: int
+    """Of each page."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -131,6 +135,13 @@ class Plan(msgspec.Struct, gc=False, eq=False):
         return self.keys.startswith(keys, first * KEY_BYTES) and self.offsets.startswith(
             offsets, first * WORD
         )
+
+    def has_parents(self, first: int, parents: bytes) -> bool:
+        """Whether these are the parents of the pages from `first` on."""
+        if first:
+            return self.keys.startswith(parents, (first - 1) * KEY_BYTES)
+        own = parents[:KEY_BYTES] == self.parent
+        return own and self.keys.startswith(parents[KEY_BYTES:])
 
     def __repr__(self) -> str:
         return f"Plan({self.generation:#x}, part {self.part}, {self.open} of {len(self)} open)"

@@ -174,12 +174,14 @@ def sealed(core: Core, caller: Caller, message: Sealed) -> None:
         raise Unavailable(f"segment {segment.id} is {segment.state.value}: its inventory is first")
     plan = core.plans.get(message.generation)
     if plan is not None and not _is_for(message, plan):
+        core.counters["seals_unlike_plan"] += count
         plan = None
     if plan is not None:
         first = plan.page_of(message.keys[:KEY_BYTES])
         if (
             first >= 0
             and plan.matches(first, message.keys, message.offsets)
+            and plan.has_parents(first, message.parents)
             and plan.all_open(first, count)
         ):
             seal_pages(core, plan, first, count, message.checksums)
@@ -191,9 +193,9 @@ def sealed(core: Core, caller: Caller, message: Sealed) -> None:
 def _sealing_segment(core: Core, caller: Caller, message: Sealed) -> Segment:
     caller.session.must_be_worker()
     count = len(message.keys) // KEY_BYTES
-    sizes = len(message.keys), len(message.offsets), len(message.checksums)
-    if not count or sizes != (count * KEY_BYTES, count * WORD, count * WORD):
-        raise BadValue("keys, offsets, checksums", sizes, "columns of equally many pages")
+    sizes = len(message.parents), len(message.keys), len(message.offsets), len(message.checksums)
+    if not count or sizes != (count * KEY_BYTES, count * KEY_BYTES, count * WORD, count * WORD):
+        raise BadValue("parents, keys, offsets, checksums", sizes, "columns of equally many pages")
     segment = core.segments.get(message.segment)
     if segment is None:
         raise Unavailable(f"segment {message.segment} is not registered")
@@ -203,10 +205,13 @@ def _sealing_segment(core: Core, caller: Caller, message: Sealed) -> Segment:
 
 
 def _is_for(message: Sealed, plan: Plan) -> bool:
-    return (message.segment, message.namespace_ordinal, message.part) == (
-        plan.segment.id,
-        plan.namespace,
-        plan.part,
+    """Whether the records say of their pages what was planned; otherwise none may be served."""
+    return (
+        message.segment == plan.segment.id
+        and message.namespace_ordinal == plan.namespace
+        and message.part == plan.part
+        and message.part_bytes == plan.part_bytes
+        and message.token_count == plan.token_count
     )
 
 
@@ -223,8 +228,12 @@ def _seal_singly(core: Core, segment: Segment, plan: Plan | None, message: Seale
                 and plan.matches(page, key, message.offsets[at])
                 and plan.states[page] == OPEN
             ):
-                seal_pages(core, plan, page, 1, message.checksums[at])
-                outcomes.append(Outcome.OK)
+                if plan.has_parents(page, message.parents[i * KEY_BYTES : (i + 1) * KEY_BYTES]):
+                    seal_pages(core, plan, page, 1, message.checksums[at])
+                    outcomes.append(Outcome.OK)
+                else:
+                    core.counters["seals_unlike_plan"] += 1
+                    outcomes.append(Outcome.PLAN_CLOSED)
                 continue
         known = _was_sealed(segment, message.generation, key, offsets[i])
         outcomes.append(Outcome.OK if known else Outcome.PLAN_CLOSED)

@@ -324,7 +324,8 @@ def _sealed_message(request: Request, pages: Sequence[int]) -> Sealed:
     ingest = request.message
     whole = Sealed(
         ingest.segment, ingest.incarnation, ingest.generation, ingest.namespace_ordinal,
-        ingest.part, ingest.keys, ingest.offsets, ingest.checksums,
+        ingest.part, ingest.part_bytes, ingest.token_count,
+        ingest.parent + ingest.keys[:-KEY_BYTES], ingest.keys, ingest.offsets, ingest.checksums,
     )  # fmt: skip
     return whole if len(pages) == len(request.outcomes) else _only(whole, pages)
 
@@ -333,6 +334,7 @@ def _only(message: Sealed, pages: Sequence[int]) -> Sealed:
     """The same report of fewer extents."""
     return msgspec.structs.replace(
         message,
+        parents=_picked(message.parents, KEY_BYTES, pages),
         keys=_picked(message.keys, KEY_BYTES, pages),
         offsets=_picked(message.offsets, U64_BYTES, pages),
         checksums=_picked(message.checksums, U64_BYTES, pages),

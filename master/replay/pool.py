@@ -104,7 +104,7 @@ class VirtualPool:
         self._requests = 0
         self._namespace = b""
         self._ordinal = 0
-        self._part_bytes = (page_tokens,)
+        self._page_tokens = page_tokens
         self._join(page_tokens)
 
     def advance(self, at_s: float) -> None:
@@ -147,22 +147,29 @@ class VirtualPool:
         keys = self._packed(pages)
         request = self._requests.to_bytes(16, "little")
         message = BeginPut(
-            request, self._namespace, (PutChain(parent, keys),), (0,), self._part_bytes, PUT_WAIT_S
+            request,
+            self._namespace,
+            (PutChain(parent, keys),),
+            (0,),
+            (self._page_tokens,),
+            PUT_WAIT_S,
         )
         plans = self._ask(ENGINE, message)
         assert isinstance(plans, PutPlans), plans
         for span in plans.spans:
-            self._seal(span, pages, keys)
+            self._seal(span, pages, parent, keys)
             self.written[plans.segments[span.segment].tier] += span.count
         return min((refused.first for refused in plans.refused), default=len(pages))
 
-    def _seal(self, span: PlanSpan, pages: Sequence[int], keys: bytes) -> None:
+    def _seal(self, span: PlanSpan, pages: Sequence[int], parent: bytes, keys: bytes) -> None:
         first, stop = span.first, span.first + span.count
         self.held.update(zip(array("Q", span.offsets), pages[first:stop], strict=True))
-        own, checksums = keys[first * KEY_BYTES : stop * KEY_BYTES], bytes(len(span.offsets))
+        own = slice(first * KEY_BYTES, stop * KEY_BYTES)
         message = Sealed(
-            SEGMENT, 1, span.generation, self._ordinal, span.part, own, span.offsets, checksums
-        )
+            SEGMENT, 1, span.generation, self._ordinal, span.part, self._page_tokens,
+            self._page_tokens, (parent + keys)[own], keys[own], span.offsets,
+            bytes(len(span.offsets)),
+        )  # fmt: skip
         noted = self._ask(WORKER, message)
         assert isinstance(noted, SealedNoted), noted
         assert not any(noted.outcomes), noted

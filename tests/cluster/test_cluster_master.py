@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.announcement import read_announcement
 from kvstore.exit_codes import ExitCode
+from kvstore.ids import KEY_BYTES
 from kvstore.namespace import Attention, CacheGroup, Content, Layout, open_layout
 from kvstore.page import PageChain
 from kvstore.replica import Tier
@@ -154,11 +155,16 @@ async def put(client: Peer, worker: Peer, ordinal: int) -> None:
     assert isinstance(plans, PutPlans)
     assert sum(span.count for span in plans.spans) == len(CHAIN)
     for span in plans.spans:
-        keys = CHAIN.slice(span.first, span.first + span.count).packed
+        pages = CHAIN.slice(span.first, span.first + span.count)
+        parents = pages.parent + pages.packed[:-KEY_BYTES]
         checksums = struct.pack(f"<{span.count}Q", *range(span.count))
         noted = await worker.call(
-            Sealed("s", 1, span.generation, ordinal, 0, keys, span.offsets, checksums), CALL_S
-        )
+            Sealed(
+                "s", 1, span.generation, ordinal, 0, part.size_bytes, LAYOUT.page_tokens, parents,
+                pages.packed, span.offsets, checksums,
+            ),
+            CALL_S,
+        )  # fmt: skip
         assert noted == SealedNoted(bytes([Outcome.OK]) * span.count)
 
 

@@ -16,7 +16,7 @@ from workers.report_line import ReportLine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPORT = Sealed("s", 1, 5, 1, 0, bytes(64), column([0, 4096]), column([1, 2]))
+REPORT = Sealed("s", 1, 5, 1, 0, 9, 64, bytes(64), bytes(64), column([0, 4096]), column([1, 2]))
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def piece(report: Sealed, page: int, count: int = 1) -> Sealed:
     stop = page + count
     return msgspec.structs.replace(
         report,
+        parents=report.parents[page * 32 : stop * 32],
         keys=report.keys[page * 32 : stop * 32],
         offsets=report.offsets[page * 8 : stop * 8],
         checksums=report.checksums[page * 8 : stop * 8],

@@ -30,7 +30,7 @@ from master.events import (
 )
 from master.state import MasterState
 from master.tunables import Tunables
-from tests.unit.master_worker import FakeWorker
+from tests.unit.master_worker import PAGE_TOKENS, FakeWorker
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -55,7 +55,7 @@ def small_content(parts: int = 1, tenant: str = TENANT) -> Content:
 
 def small_layout(parts: int = 1) -> Layout:
     """128 tokens a page and one head a rank: 128 * 16 * 2 bytes = 4 KiB a part."""
-    return Layout(page_tokens=128, tensor_parallel=parts)
+    return Layout(page_tokens=PAGE_TOKENS, tensor_parallel=parts)
 
 
 class Rig:

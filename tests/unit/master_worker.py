@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from master.events import SessionId
     from tests.unit.master_rig import Rig
 
+PAGE_TOKENS = 128
+"""Of every page that is put."""
+
 
 class FakeWorker:
     """A pool worker's records and manners."""
@@ -143,7 +146,7 @@ class FakeWorker:
         self, ordinal: int, span: PlanSpan, keys: bytes, parent: bytes, part_bytes: int
     ) -> Sealed | None:
         """Pull a plan's pages; the report to send, None when the fence is in the way."""
-        offsets = array("Q", span.offsets)
+        offsets, parents = array("Q", span.offsets), parent + keys[:-KEY_BYTES]
         if any(self.fenced.get(offset, 0) >= span.generation for offset in offsets):
             return None
         checksums = array("Q")
@@ -155,13 +158,13 @@ class FakeWorker:
             self.records[offset] = Record(
                 RecordState.SEALED, PageKey(key), span.part, Generation(span.generation),
                 Incarnation(self.incarnation), part_bytes, checksum, offset,
-                size_class_of(part_bytes), ordinal, PageKey(parent), 128,
+                size_class_of(part_bytes), ordinal, PageKey(parent), PAGE_TOKENS,
             )  # fmt: skip
             checksums.append(checksum)
             parent = key
         return Sealed(
-            self.segment, self.incarnation, span.generation, ordinal, span.part, keys,
-            span.offsets, checksums.tobytes(),
+            self.segment, self.incarnation, span.generation, ordinal, span.part, part_bytes,
+            PAGE_TOKENS, parents, keys, span.offsets, checksums.tobytes(),
         )  # fmt: skip
 
     def obey(self, command: Message) -> ExtentsConfirmed:

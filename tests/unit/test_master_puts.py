@@ -83,6 +83,9 @@ def test_a_repeated_report_of_a_page_that_was_removed_meanwhile_frees_nothing(
         {"namespace_ordinal": 7},
         {"keys": chain(8, 8)},
         {"offsets": bytes(64)},
+        {"part_bytes": 4095},
+        {"token_count": 64},
+        {"parents": chain(8, 8)},
     ],
 )
 def test_a_report_that_fits_no_plan_is_closed(
@@ -94,6 +97,37 @@ def test_a_report_that_fits_no_plan_is_closed(
     assert Outcome.PLAN_CLOSED in outcomes
     assert bytes_in(rig, ExtentState.SEALED) <= 4096
     assert set(space.probe(KEYS[KEY_BYTES:])) == {0}
+
+
+@pytest.mark.parametrize("change", [{"part_bytes": 4095}, {"token_count": 64}])
+def test_records_that_say_something_else_than_was_planned_are_counted(
+    rig: Rig, space: OpenedNamespace, change: dict[str, int]
+) -> None:
+    (report,) = space.write(space.plans(KEYS), KEYS)
+    changed = msgspec.structs.replace(report, **change)
+    assert space.report([changed]) == [bytes((Outcome.PLAN_CLOSED,)) * 8]
+    assert rig.master.core.counters["seals_unlike_plan"] == 8
+    assert space.report([report]) == [bytes(8)]  # nothing of the plan was given up
+
+
+@pytest.mark.parametrize("page", [0, 1, 7])
+def test_a_page_whose_record_names_another_parent_is_closed_alone(
+    rig: Rig, space: OpenedNamespace, page: int
+) -> None:
+    (report,) = space.write(space.plans(KEYS), KEYS)
+    parents = bytearray(report.parents)
+    parents[page * KEY_BYTES] ^= 1
+    (outcomes,) = space.report([msgspec.structs.replace(report, parents=bytes(parents))])
+    assert [i for i, each in enumerate(outcomes) if each] == [page]
+    assert outcomes[page] == Outcome.PLAN_CLOSED
+    assert rig.master.core.counters["seals_unlike_plan"] == 1
+
+
+def test_the_parent_of_a_plan_within_a_chain_is_the_page_before_it(space: OpenedNamespace) -> None:
+    space.put(KEYS[: 3 * KEY_BYTES])
+    (report,) = space.write(space.plans(KEYS), KEYS)
+    assert report.parents == KEYS[2 * KEY_BYTES : -KEY_BYTES]
+    assert space.report([report]) == [bytes(5)]
 
 
 def test_a_report_of_another_life_is_stale(space: OpenedNamespace) -> None:
@@ -124,7 +158,12 @@ def test_nobody_else_may_report(rig: Rig, space: OpenedNamespace) -> None:
     assert failure(rig.ask(rig.engine, report)).code == "access_denied"
     unknown = msgspec.structs.replace(report, segment="nowhere")
     assert failure(rig.ask(stranger, unknown)).code == "unavailable"
-    for change in ({"keys": b""}, {"offsets": b""}, {"checksums": bytes(9)}):
+    for change in (
+        {"keys": b""},
+        {"offsets": b""},
+        {"checksums": bytes(9)},
+        {"parents": bytes(32)},
+    ):
         bad = msgspec.structs.replace(report, **change)
         session = rig.workers["w1"].session
         assert session is not None

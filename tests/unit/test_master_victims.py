@@ -140,7 +140,8 @@ def test_a_copy_without_some_pages_replaces_no_other() -> None:
     (report,) = reports
     first = Sealed(
         report.segment, report.incarnation, report.generation, report.namespace_ordinal,
-        report.part, report.keys[:64], report.offsets[:16], report.checksums[:16],
+        report.part, report.part_bytes, report.token_count, report.parents[:64], report.keys[:64],
+        report.offsets[:16], report.checksums[:16],
     )  # fmt: skip
     space.report([first])
     rig.workers["w1"].join()

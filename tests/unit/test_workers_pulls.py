@@ -49,8 +49,9 @@ def test_a_put_is_pulled_reported_and_only_then_answered() -> None:
     assert pull.stretches == (events.Stretch(0, 3, 0, 0, 0),)
     report = one(script.finish(pull), events.CallMaster)
     assert report.message == Sealed(
-        SEGMENT, INCARNATION, generation(5), 1, 0, message.keys, message.offsets, message.checksums
-    )
+        SEGMENT, INCARNATION, generation(5), 1, 0, PAGE, 64, bytes(32) + message.keys[:-32],
+        message.keys, message.offsets, message.checksums,
+    )  # fmt: skip
     answer = one(script.note(report, bytes(3)), events.AnswerIngest)
     assert answer == events.AnswerIngest(request, 1, bytes(3))
     assert script.chunk().states.count(RecordState.SEALED) == 3
@@ -245,6 +246,7 @@ def test_only_what_still_lies_there_is_told_again() -> None:
     again = one(reregistered(script, EPOCH), events.CallMaster)
     assert isinstance(again.message, Sealed)
     assert (again.message.keys, again.message.offsets) == (key(2), packed([PAGE]))
+    assert again.message.parents == key(1)
 
 
 def reregistered(script: Script, epoch: int) -> list[events.Action]:

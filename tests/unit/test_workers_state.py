@@ -243,7 +243,7 @@ def broken(script: Script, how: str) -> None:
         case "an extent of another work":
             chunk.works[0] += 1
         case "too many unreported":
-            report = Sealed(SEGMENT, 1, 1, 1, 0, b"", b"", b"")
+            report = Sealed(SEGMENT, 1, 1, 1, 0, 1, 1, b"", b"", b"", b"")
             places = ((SEGMENT, i, b"") for i in range(limits.WAITING_PUTS_MAX + 1))
             state.pulls.unreported |= dict.fromkeys(places, report)
         case "too many waiting":

@@ -129,13 +129,21 @@ class Ingested(Message, frozen=True, tag=36):
 
 
 class Sealed(Message, frozen=True, tag=37):
-    """Worker to master: these extents are verified. Answered by SealedNoted. Safe to repeat."""
+    """Worker to master: these extents are verified. Answered by SealedNoted. Safe to repeat.
+
+    Says what their records say, so that the master can hold it against the plan: a record may
+    have to rebuild the tree one day, and what a client told its worker is no proof.
+    """
 
     segment: str
     incarnation: int
     generation: int
     namespace_ordinal: int
     part: int
+    part_bytes: int
+    token_count: int
+    parents: bytes
+    """The parent's key of each page."""
     keys: bytes
     offsets: bytes
     checksums: bytes
