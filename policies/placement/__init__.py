@@ -1,1 +1,1 @@
-"""Where new copies go: one algorithm a file."""
+"""Where new replicas go: one algorithm a file."""

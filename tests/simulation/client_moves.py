@@ -137,7 +137,7 @@ class Put:
     def _send(
         self, link: Endpoint, piece: IngestSpan, timeout_s: float, answered: Signal[object | None]
     ) -> None:
-        """One Ingest. The checksums are computed before it leaves (DESIGN 3)."""
+        """One Ingest. The checksums are computed before it leaves, over the writer's own bytes."""
         client = self._client
         checksums = span_checksums(piece, memoryview(self.buffer))
         self._is_hashed = True

@@ -54,7 +54,7 @@ def live_segments(master: SimMaster) -> list[Segment]:
 
 
 def is_readable(master: SimMaster, segment: str) -> bool:
-    """Whether lookups return copies in this segment."""
+    """Whether lookups return replicas in this segment."""
     found = core_of(master).segments.get(segment)
     return found is not None and found.readable
 

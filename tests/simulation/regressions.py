@@ -90,7 +90,7 @@ REGRESSIONS: Final = (
     ),
     Regression(
         51, "I29", "a removed page came back with its worker",
-        "a lost worker's copies were cleaned out of the tree, so the remove found nothing",
+        "a lost worker's replicas were cleaned out of the tree, so the remove found nothing",
         "unit/test_master_lenders.py::test_nor_does_one_removed_while_its_worker_is_lost",
     ),
     Regression(
@@ -111,12 +111,12 @@ REGRESSIONS: Final = (
     ),
     Regression(
         305, "I16", "a run ended with holes, and pages were lost",
-        "a whole copy was evicted because another segment had some of its pages",
+        "a whole replica was evicted because another segment had some of its pages",
         "unit/test_master_victims.py::test_a_copy_without_some_pages_replaces_no_other",
     ),
     Regression(
         73, "I9", "an extent was freed under a lease",
-        "a copy that returned to a page known by another copy forgot its leases",
+        "a replica that returned to a page known by another replica forgot its leases",
         "unit/test_master_adoption.py::"
         "test_leases_on_what_returns_are_kept_though_the_page_is_known_by_another_copy",
     ),

@@ -77,7 +77,7 @@ def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory, found: list
         if slot.state is ExtentState.SEALED and there is not None:
             page = (slot.key, slot.namespace, there.part)
             if page in seen:
-                checks.fail("I14", f"two copies of {slot.key[:4].hex()} in {segment.id}")
+                checks.fail("I14", f"two replicas of {slot.key[:4].hex()} in {segment.id}")
             seen.add(page)
 
 

@@ -1,4 +1,4 @@
-"""Interleavings of workers and masters that are lost and return (DESIGN 3 and 5)."""
+"""Interleavings of workers and masters that are lost and return (I6, I10, I11, I12)."""
 
 from __future__ import annotations
 

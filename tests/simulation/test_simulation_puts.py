@@ -1,4 +1,4 @@
-"""Interleavings of puts that DESIGN 3 and 5 name, one test each."""
+"""Interleavings of puts with failures, other puts and removes, one test each (I6, I14, I18)."""
 
 from __future__ import annotations
 

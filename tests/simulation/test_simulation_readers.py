@@ -1,4 +1,4 @@
-"""Interleavings of readers with all that may happen to a page under them (DESIGN 3 and 5)."""
+"""Interleavings of readers with all that may happen to a page under them (I1, I4, I8, I9)."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_the_next_replica_is_read_when_one_is_damaged(make_scene: MakeScene) -> 
     (first,) = {p.segment for p in scene.checks.history.pages[chain.key(0)].sealed}
     name = first.removesuffix("-dram")
     scene.world.pause(name)
-    scene.run(5.0)  # lost; another copy is put
+    scene.run(5.0)  # lost; another replica is put
     assert scene.stored(chain) == [Stored()] * 2
     scene.world.resume(name)
     scene.run_until(lambda: scene.core.segments[first].readable)

@@ -1,4 +1,4 @@
-"""Interleavings of removes that DESIGN 5 names: invisible at once, and never back (I29)."""
+"""Interleavings of removes: invisible at once, and never back (I29)."""
 
 from __future__ import annotations
 
