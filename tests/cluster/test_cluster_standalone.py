@@ -296,6 +296,19 @@ def test_wipe_and_fresh_begin_anew(data_dir: Path) -> None:
     assert not (data_dir / "metadata.db").exists()
 
 
+def test_a_segment_that_is_none_stops_the_start_and_says_what_helps(data_dir: Path) -> None:
+    with Up(data_dir) as up:
+        (segment,) = Path(up.ready["segment_dir"]).glob("kvharbor-*")
+    with segment.open("r+b") as file:
+        file.write(b"something else")
+    options = (f"--data-dir={data_dir}", *FREE_PORTS, "--dram=64MiB")
+    said = refused(ExitCode.USAGE, *options)
+    assert f"{segment}: exists and is not a segment" in said
+    assert "`kvharbor up --fresh`" in said
+    with Up(data_dir, "--fresh"):
+        pass
+
+
 def test_a_start_tells_what_it_warned_of(data_dir: Path) -> None:
     with Up(data_dir, dram="64MiB") as up:
         (warning,) = up.ready["warnings"]

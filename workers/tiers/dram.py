@@ -34,6 +34,7 @@ POPULATE_STEP_BYTES: Final = 256 * limits.MIB
 MADV_HUGEPAGE: Final = 14
 MADV_POPULATE_WRITE: Final = 23
 HUGE_PAGES_OF_FILES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+REMEDY: Final = "; remove it (a standalone pool: `kvharbor wipe`, or `kvharbor up --fresh`)"
 BLOCK_BYTES: Final = 512
 """Unit of st_blocks."""
 FRESH_INCARNATION_BITS: Final = 40
@@ -147,7 +148,7 @@ def _open_owned(path: Path) -> int | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise ConfigError(f"{path}: cannot be opened: {error.strerror}{REMEDY}") from error
         try:
             _own(fd, path)
             if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -171,7 +172,7 @@ def _usable_header(
     """The header of a file whose pages can be kept; None when it is ours but to be replaced."""
     data = os.pread(fd, HEADER_BYTES, 0)
     if not data.startswith(HEADER_MAGIC):
-        raise ConfigError(f"{path}: exists and is not a segment of a kvharbor pool")
+        raise ConfigError(f"{path}: exists and is not a segment of a kvharbor pool{REMEDY}")
     try:
         header = unpack_header(data)
     except (CorruptPage, BadValue) as error:
@@ -180,7 +181,7 @@ def _usable_header(
     if (header.cluster, header.segment) != (cluster, segment):
         raise ConfigError(
             f"{path}: holds segment {header.segment} of cluster {header.cluster}, "
-            f"want {segment} of {cluster}"
+            f"want {segment} of {cluster}{REMEDY}"
         )
     length = os.fstat(fd).st_size
     if header.geometry != geometry or length != geometry.file_bytes:
