@@ -38,7 +38,7 @@ class SessionClosed(msgspec.Struct, frozen=True, gc=False):
     session: SessionId
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A peer asks; exactly one Reply with the same request id answers it, now or later."""
 
     session: SessionId
@@ -46,7 +46,7 @@ class Request(msgspec.Struct, frozen=True):
     message: Message
 
 
-class CommandAnswered(msgspec.Struct, frozen=True):
+class CommandAnswered(msgspec.Struct, frozen=True, gc=False):
     """A worker answered a command, or (None) it never will: connection lost or timed out."""
 
     command: CommandId
@@ -66,7 +66,7 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 Event = SessionOpened | SessionClosed | Request | CommandAnswered | Persisted | Tick
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """Answer a request; a session that is gone by then is no error."""
 
     session: SessionId
@@ -74,7 +74,7 @@ class Reply(msgspec.Struct, frozen=True):
     message: Message
 
 
-class Command(msgspec.Struct, frozen=True):
+class Command(msgspec.Struct, frozen=True, gc=False):
     """Ask a worker; CommandAnswered follows, with None when the session is gone."""
 
     command: CommandId

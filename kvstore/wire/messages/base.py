@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A frozen value that travels as a MessagePack array: [tag, field, ...].
 
-    Subclasses name their tag (an int) as a class argument; frozen and array-like are inherited.
+    Subclasses name their tag (an int) as a class argument; the rest is inherited. Nothing that
+    comes off the wire is part of a cycle: the garbage collector need not look at it.
     """
 
 

@@ -9,7 +9,7 @@ import msgspec
 from kvstore.segment import Geometry
 
 
-class Address(msgspec.Struct, frozen=True, array_like=True):
+class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One way to reach a worker. Lower cost is better; peers fail over in that order."""
 
     transport: str
@@ -18,7 +18,7 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
     cost: int
 
 
-class SegmentRef(msgspec.Struct, frozen=True, array_like=True):
+class SegmentRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A segment as clients need it: its life, its shape, and who serves it."""
 
     segment: str

@@ -14,7 +14,7 @@ from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import Address
 
 
-class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
+class SegmentOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A segment that the worker lends."""
 
     segment: str
@@ -40,7 +40,7 @@ class WorkerAccepted(Message, frozen=True, tag=81):
     lost_after_s: float
 
 
-class ChunkDigest(msgspec.Struct, frozen=True, array_like=True):
+class ChunkDigest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """XXH3-64 over the non-FREE records of one chunk, in slot order."""
 
     chunk_start: int

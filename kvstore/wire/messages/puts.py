@@ -8,7 +8,7 @@ from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
 
 
-class PutChain(msgspec.Struct, frozen=True, array_like=True):
+class PutChain(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive pages: 32 bytes a key, each the parent of the next."""
 
     parent: bytes
@@ -33,7 +33,7 @@ class BeginPut(Message, frozen=True, tag=32):
     ttl_s: float | None = None
 
 
-class PlanSpan(msgspec.Struct, frozen=True, array_like=True):
+class PlanSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Extents for pages [first, first + count) of one chain and one part, in one segment."""
 
     first: int
@@ -46,7 +46,7 @@ class PlanSpan(msgspec.Struct, frozen=True, array_like=True):
     """Packed u64 payload offsets, one a page."""
 
 
-class PageRange(msgspec.Struct, frozen=True, array_like=True):
+class PageRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Pages [first, first + count) of one part."""
 
     first: int
@@ -54,7 +54,7 @@ class PageRange(msgspec.Struct, frozen=True, array_like=True):
     part: int
 
 
-class RefusedRange(msgspec.Struct, frozen=True, array_like=True):
+class RefusedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Pages that cannot be planned now; `reason` is an Outcome."""
 
     first: int
@@ -80,18 +80,18 @@ class AbortPut(Message, frozen=True, tag=34):
     generations: tuple[int, ...]
 
 
-class BufferSource(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class BufferSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     """The bytes lie in a buffer that this session attached; packed u64 offsets, one a page."""
 
     buffer: int
     offsets: bytes
 
 
-class StreamSource(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class StreamSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The bytes follow this frame raw, page after page, without padding."""
 
 
-class EngineSource(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class EngineSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     """The transfer engine at `peer` (host:port) serves them at these packed u64 addresses."""
 
     peer: str

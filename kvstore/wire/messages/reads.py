@@ -27,7 +27,7 @@ class Lookup(Message, frozen=True, tag=49):
     lease: bool = True
 
 
-class LocatedCopy(msgspec.Struct, frozen=True, array_like=True):
+class LocatedCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One replica of one part of a stretch of pages; packed u64 columns, one entry a page."""
 
     part: int
@@ -39,7 +39,7 @@ class LocatedCopy(msgspec.Struct, frozen=True, array_like=True):
     checksums: bytes
 
 
-class LocatedRun(msgspec.Struct, frozen=True, array_like=True):
+class LocatedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Pages [first, first + count) of the request and every readable copy of them."""
 
     first: int
@@ -115,7 +115,7 @@ class GetStatus(Message, frozen=True, tag=66):
     """Operator or client to master -> Status."""
 
 
-class SegmentStatus(msgspec.Struct, frozen=True, array_like=True):
+class SegmentStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Bytes by state of one segment."""
 
     segment: str
@@ -129,7 +129,7 @@ class SegmentStatus(msgspec.Struct, frozen=True, array_like=True):
     quarantined_bytes: int
 
 
-class WorkerStatus(msgspec.Struct, frozen=True, array_like=True):
+class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One worker as the master sees it; `state` is joining, live or lost."""
 
     worker: str
