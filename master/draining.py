@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.extent_allocator import Chunk
+    from master.run import Run
     from master.segments import Segment
 
 CANDIDATES: Final = 4
 HEAT_SAMPLES: Final = 4
-STEP_RUNS: Final = 16
+STEP_RUNS: Final = 32
+"""Looked at or evicted."""
 
 
 def drain_piece(core: Core, segment: Segment, size_class: int) -> None:
@@ -63,12 +65,14 @@ def _drain(core: Core, segment: Segment, chunks: list[Chunk], size_class: int) -
     """A job: evict every page of these chunks with what hangs below; leave what may not go."""
     for chunk in chunks:
         segment.allocator.close(chunk)
-    evicted = 0
+    looked = 0
+    stuck: set[Run] = set()
     for chunk in chunks:
-        for slot in list(chunk.slots_in(ExtentState.SEALED)):
-            while segment.takes_puts and _is_evicted_below(core, chunk, slot):
-                evicted += 1
-                if evicted % STEP_RUNS == 0:
+        # Children mostly come after their parents: so each page is a leaf when its turn comes.
+        for slot in reversed(list(chunk.slots_in(ExtentState.SEALED))):
+            for _ in _evict_below(core, segment, chunk, slot, stuck):
+                looked += 1
+                if looked % STEP_RUNS == 0:
                     yield
     segment.draining = False
     left = [chunk for chunk in chunks if not _is_emptying(chunk)]
@@ -84,18 +88,28 @@ def _is_emptying(chunk: Chunk) -> bool:
     return retired + chunk.states.count(ExtentState.FREE) == chunk.slots
 
 
-def _is_evicted_below(core: Core, chunk: Chunk, slot: int) -> bool:
-    """Evict one leaf below this page, or it with what follows; False when nothing may go."""
-    if chunk.states[slot] != ExtentState.SEALED:
-        return False
-    tree = core.tree(chunk.namespaces[slot])
-    key = chunk.key(slot)
-    run = leaf = tree.get(key)
-    assert run is not None, key
-    assert leaf is not None, key
-    while tree.has_children(leaf):
-        leaf = next(tree.children(leaf))
-    if not may_go(core, tree, leaf):
-        return False
-    evict_pages(core, leaf, run.page_of(key) if leaf is run else 0)
-    return True
+def _evict_below(
+    core: Core, segment: Segment, chunk: Chunk, slot: int, stuck: set[Run]
+) -> Iterator[None]:
+    """Evict this page and what hangs below, leaves first, until one may not go.
+
+    A step for each run looked at: from the page down to a leaf, then from each leaf's parent on.
+    `stuck` are runs below which something may not go.
+    """
+    tree, key = core.tree(chunk.namespaces[slot]), chunk.key(slot)
+    leaf: Run | None = None
+    while segment.takes_puts and chunk.states[slot] == ExtentState.SEALED:
+        run = tree.get(key)
+        assert run is not None, key
+        if leaf is None or not leaf.keys:  # it may have gone since the last step
+            leaf = run
+        if leaf in stuck or not (tree.has_children(leaf) or may_go(core, tree, leaf)):
+            stuck |= {leaf, run}
+            return
+        if tree.has_children(leaf):
+            leaf = next(tree.children(leaf))
+        else:
+            above = tree.parent_run(leaf)
+            evict_pages(core, leaf, run.page_of(key) if leaf is run else 0)
+            leaf = above
+        yield

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvstore import limits
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import Layout, open_layout
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.puts import PutPlans
+from master import draining
+from master.state import STEPS_PER_TICK
 from master.tunables import Tunables
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, small_content
 
@@ -19,16 +24,21 @@ LARGE = 16 * 4096
 """Sixteen times a small page: a whole chunk."""
 
 
-def filled(chunks: int = 2) -> tuple[Rig, OpenedNamespace, OpenedNamespace]:
-    """A pool full of small pages, and a namespace of large ones."""
-    rig = Rig(Tunables(watermark_high=1.0, watermark_low=0.99))
-    rig.add_worker(chunks=chunks)
-    small = rig.open_namespace()
+def large_pages(rig: Rig) -> OpenedNamespace:
+    """A namespace of large pages."""
     layout = Layout(page_tokens=2048)
     opened = rig.ask(rig.engine, OpenNamespace(small_content(), layout))
     assert isinstance(opened, NamespaceOpened)
     large = OpenedNamespace(rig, open_layout(small_content(), layout), opened.ordinal)
     assert large.namespace.parts[0].size_bytes == LARGE
+    return large
+
+
+def filled(chunks: int = 2) -> tuple[Rig, OpenedNamespace, OpenedNamespace]:
+    """A pool full of small pages, and a namespace of large ones."""
+    rig = Rig(Tunables(watermark_high=1.0, watermark_low=0.99))
+    rig.add_worker(chunks=chunks)
+    small, large = rig.open_namespace(), large_pages(rig)
     for number in range(chunks):
         small.put(chain(number, 16))
     return rig, small, large
@@ -106,12 +116,35 @@ def test_children_elsewhere_go_with_their_parents() -> None:
     small.put(keys)
     rig.add_worker("w2", chunks=1)
     small.put(chain(1, 3), parent=keys[-32:])
-    layout = Layout(page_tokens=2048)
-    opened = rig.ask(rig.engine, OpenNamespace(small_content(), layout))
-    assert isinstance(opened, NamespaceOpened)
-    large = OpenedNamespace(rig, open_layout(small_content(), layout), opened.ordinal)
+    large = large_pages(rig)
     plans = [large.begin(chain(9, 1), wait=True), large.begin(chain(10, 1), wait=True)]
     assert plans == [None, None]
     rig.pass_time(2.0)
     assert len(rig.master.core.plans) == 2
     assert sum(small.probe(keys + chain(1, 3))) == 0
+
+
+DEPTH = 64
+
+
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_a_deep_chain_is_looked_at_in_proportion_to_its_depth(
+    monkeypatch: pytest.MonkeyPatch, *, is_leased: bool
+) -> None:
+    rig = Rig(Tunables(watermark_high=1.0, watermark_low=0.99))
+    rig.add_worker(chunks=DEPTH // 16)
+    small, large = rig.open_namespace(), large_pages(rig)
+    keys = chain(1, DEPTH)
+    for at in range(0, len(keys), KEY_BYTES):  # a run for each page
+        small.put(keys[at : at + KEY_BYTES], keys[at - KEY_BYTES : at] if at else ROOT_PARENT)
+    if is_leased:
+        small.match(keys)
+    monkeypatch.setattr(draining, "STEP_RUNS", 1)
+    large.begin(chain(9, 1), wait=True)
+    rig.tick()
+    steps = 0
+    while rig.master.core.jobs:
+        rig.tick()
+        steps += STEPS_PER_TICK
+    assert 16 <= steps <= 3 * DEPTH
+    assert (sum(small.probe(keys)) == DEPTH) is is_leased
