@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import ConfigError
+from policies.admission.all import All
+from policies.admission.budget import Budget
+from policies.admission.learned import Learned
+from policies.admission.none import Nothing
+from policies.admission.second_touch import SecondTouch
 from policies.eviction.lrfu import Lrfu
 from policies.eviction.lru import Lru
 from policies.eviction.s3_fifo import S3Fifo
@@ -15,6 +20,7 @@ from policies.placement.most_free import MostFree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from policies.admission.protocol import AdmissionPolicy
     from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
 
@@ -26,6 +32,13 @@ EVICTION: Final[dict[str, Callable[[], EvictionPolicy]]] = {
     "s3-fifo": S3Fifo,
     "ttl-lfu": TtlLfu,
 }
+ADMISSION: Final[dict[str, Callable[[], AdmissionPolicy]]] = {
+    "all": All,
+    "budget": Budget,
+    "learned": Learned,
+    "none": Nothing,
+    "second-touch": SecondTouch,
+}
 PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostFree}
 
 
@@ -35,6 +48,16 @@ def eviction(name: str, parameters: Mapping[str, object] | None = None) -> Evict
     It has state of its own: one pool, one policy.
     """
     policy = _known("eviction", EVICTION, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def admission(name: str, parameters: Mapping[str, object] | None = None) -> AdmissionPolicy:
+    """A new admission policy; ConfigError naming what exists for an unknown name or parameter.
+
+    It may have state of its own: one tier, one policy.
+    """
+    policy = _known("admission", ADMISSION, name)()
     policy.parameters = amended(policy.parameters, parameters or {})
     return policy
 

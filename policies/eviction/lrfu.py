@@ -70,6 +70,13 @@ class Lrfu(EvictionPolicy):
         """The same at any time."""
         return entry.heat + entry.bias
 
+    def reuse_probability(self, entry: Entry, now_s: float) -> float | None:
+        """What the last hint said; held pages are certain to be used."""
+        if entry.bias == 0.0:
+            return None
+        odds: float = 2.0 ** (entry.bias / self.parameters.half_life_s)
+        return min(1.0, odds * self.parameters.usual_probability)
+
     def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """Remember the numbers, at the cost of the oldest ones."""
         self._ghosts.keep(keys, entry)

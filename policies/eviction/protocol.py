@@ -72,6 +72,10 @@ class EvictionPolicy(Protocol):
         """Whether the chosen victim is moved on in the order instead (and was, if so)."""
         return False
 
+    def reuse_probability(self, _entry: Entry, _now_s: float) -> float | None:
+        """How likely another use is, by what is known; None where nothing is."""
+        return None
+
     def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """The last pages of `entry`, with these packed keys, left; they may come back."""
         return

@@ -137,3 +137,13 @@ def test_a_hint_lasts_until_the_next_use() -> None:
     assert entry.bias < 0.0
     policy.touched(entry, 50.0, NO_HINTS)
     assert entry.bias == 0.0
+
+
+def test_admission_hears_what_the_last_hint_said() -> None:
+    policy = Lrfu()
+    assert policy.reuse_probability(put(policy, 0.0), 5.0) is None
+    for chance in (0.05, 0.8, 1.0):
+        hinted = put(policy, 0.0, hints=Hints(reuse_probability=chance))
+        assert policy.reuse_probability(hinted, 5.0) == pytest.approx(chance)
+    held = put(policy, 0.0, hints=Hints(tool_call_s=60.0))
+    assert policy.reuse_probability(held, 5.0) == 1.0

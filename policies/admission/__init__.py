@@ -1,0 +1,1 @@
+"""Which pages are worth a write to a tier: one algorithm a file."""

@@ -1,0 +1,63 @@
+"""What the drive can bear: a token bucket of bytes, that grows choosy as it runs dry.
+
+A drive of capacity C that stands W overwrites a day stands C * W / 86,400 bytes/s for all its
+life. Pages are written whose probability of another use is at least the share of the bucket that
+is spent: all of them while the budget is large enough, and under steady pressure the level settles
+where the most likely pages just use it up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta
+
+from policies.admission.protocol import AdmissionPolicy
+from policies.parameters import Parameters
+
+if TYPE_CHECKING:
+    from policies.admission.protocol import Candidate
+
+DAY_S: Final = 86_400.0
+
+
+class BudgetParameters(Parameters, frozen=True):
+    """Parameters of `budget`."""
+
+    drive_writes_per_day: Annotated[float, Meta(ge=0.001, le=10_000)] = 3.0
+    """Overwrites of the whole drive a day that it stands, as its data sheet says."""
+    burst_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    """Seconds of budget that may be spent at once."""
+
+
+class Budget(AdmissionPolicy):
+    """A token bucket in bytes."""
+
+    def __init__(self) -> None:
+        """Start with the default parameters, and nothing to write to."""
+        self.parameters = BudgetParameters()
+        self._capacity_bytes = 0
+        self._spent_bytes = 0.0
+        self._at_s = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the drive stands."""
+        return self._capacity_bytes * self.parameters.drive_writes_per_day / DAY_S
+
+    def resize(self, capacity_bytes: int) -> None:
+        """The budget is a share of it."""
+        self._capacity_bytes = capacity_bytes
+
+    def admits(self, candidate: Candidate, now_s: float) -> bool:
+        """Whether these pages are worth their part of what is left; if so it is spent."""
+        rate = self.bytes_per_s
+        bucket_bytes = rate * self.parameters.burst_s
+        self._spent_bytes = max(0.0, self._spent_bytes - rate * (now_s - self._at_s))
+        self._at_s = now_s
+        if self._spent_bytes + candidate.size_bytes > bucket_bytes:
+            return False
+        if candidate.likelihood * bucket_bytes < self._spent_bytes:
+            return False
+        self._spent_bytes += candidate.size_bytes
+        return True
