@@ -29,7 +29,7 @@ def dump_master(data_dir: Path, secret: bytes | None) -> Path:
     """Make the master of this data folder write its events; returns the file."""
     found = read_announcement(data_dir, "master")
     if found is None:
-        raise Unavailable(f"no master announces itself in {data_dir}")
+        raise Unavailable(f"{data_dir}: no master runs from this data folder")
     # A killed master's number may belong to a stranger by now. The one that answers at the
     # announced address in the announced epoch is the one that wrote the announcement.
     with Operator(reachable(found.listen), secret, found.cluster) as operator:

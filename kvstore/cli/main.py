@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -23,9 +23,20 @@ from kvstore.errors import KVStoreError
 from kvstore.exit_codes import ExitCode, exit_code_of
 from kvstore.startup import SECTIONS
 
+MASTER: Final = f"127.0.0.1:{limits.MASTER_PORT}"
+MASTER_ADMIN: Final = f"127.0.0.1:{limits.MASTER_ADMIN_PORT}"
+WORKER: Final = f"127.0.0.1:{limits.WORKER_PORT}"
+WORKER_ADMIN: Final = f"127.0.0.1:{limits.WORKER_ADMIN_PORT}"
+EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 failed, 2 an option, file or variable is wrong, 3 cannot be reached or "
+    "not ready, 4 denied, 5 in use, 6 too little memory or disk, 7 another master leads, 8 a part "
+    "of the pool ended by itself, 70 a bug of ours."
+)
+
 app = typer.Typer(
     name="kvharbor",
     help="A KV-cache pool for LLM serving.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +47,7 @@ app.add_typer(debugging, name="debug")
 tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True)
 app.add_typer(tracing, name="trace")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line instead of text.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(
@@ -60,19 +71,36 @@ def before(context: typer.Context, as_json: AsJson = False) -> None:
 def up(  # noqa: PLR0913 -- each is an option of the command line
     context: typer.Context,
     data_dir: DataDir = None,
-    dram: Annotated[str | None, typer.Option(help="Memory to lend, e.g. 512MiB.")] = None,
-    listen: Annotated[str | None, typer.Option(help="The master's host:port.")] = None,
-    worker_listen: Annotated[str | None, typer.Option(help="The worker's host:port.")] = None,
-    admin: Annotated[str | None, typer.Option(help="The master's HTTP host:port, or off.")] = None,
-    worker_admin: Annotated[str | None, typer.Option(help="The worker's, or off.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with more settings.")] = None,
+    dram: Annotated[
+        str | None, typer.Option(help="Memory to lend, 64MiB or more.", show_default="1GiB")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="The master's host:port.", show_default=MASTER)
+    ] = None,
+    worker_listen: Annotated[
+        str | None, typer.Option(help="The worker's host:port.", show_default=WORKER)
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(help="The master's HTTP host:port, or off.", show_default=MASTER_ADMIN),
+    ] = None,
+    worker_admin: Annotated[
+        str | None,
+        typer.Option(help="The worker's HTTP host:port, or off.", show_default=WORKER_ADMIN),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with sections cluster, master, worker.")
+    ] = None,
     secret_file: SecretFile = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget pages and metadata.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a standalone pool, master and worker, until a signal stops it. Port 0 takes a free one.
+    """Run a standalone pool, master and worker, until a signal stops it.
 
     A pool that was killed finds its pages again at the next start from the same data folder.
+    Port 0 takes a free one.
     """
     where = _places(data_dir)
     secret = _cluster(config, secret_file).secret()
@@ -104,7 +132,7 @@ def status(
     context: typer.Context,
     master: Annotated[
         str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
-    ] = f"127.0.0.1:{limits.MASTER_PORT}",
+    ] = MASTER,
     cluster: Annotated[str, typer.Option(help="Refuse any other cluster.")] = "",
     secret_file: SecretFile = None,
     as_json: AsJson = False,
