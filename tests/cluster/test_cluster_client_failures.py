@@ -262,7 +262,7 @@ def test_a_killed_worker_ends_calls_with_misses_and_refusals(own: Pages, own_poo
     chain = opened.chain(range(16))
     own.store_all(opened, chain)
     match = own.store.match_prefix(opened, chain)
-    os.kill(own_pool.pid("worker"), signal.SIGSTOP)
+    own_pool.stop("worker")
     try:
         started_s = time.monotonic()
         more = opened.chain([5, 6, 7, 8])

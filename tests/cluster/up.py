@@ -8,12 +8,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cli.places import places_of, wipe_segments
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Self
 
 START_S: Final = 60
@@ -97,6 +98,15 @@ class Up:
     def pid(self, part: str) -> int:
         """The process id of master or worker."""
         return int(self.ready[part]["pid"])
+
+    def stop(self, part: str) -> None:
+        """Stop master or worker; returns when none of its threads runs any more."""
+        os.kill(self.pid(part), signal.SIGSTOP)
+        ends_s = time.monotonic() + STOP_S
+        threads = list(Path(f"/proc/{self.pid(part)}/task").glob("*/stat"))
+        while any(each.read_text().rpartition(")")[2].split()[0] != "T" for each in threads):
+            assert time.monotonic() < ends_s, f"the {part} does not stop"
+            time.sleep(0.001)
 
     def end(self, signal_number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait; returns the exit code and standard error."""
