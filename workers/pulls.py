@@ -46,7 +46,6 @@ U64_BYTES: Final = 8
 UNREPORTED_MAX: Final = limits.WAITING_PUTS_MAX
 """Reports that no leader has answered. Beyond that the oldest is forgotten: its put times out at
 the leader, which then fences the extents, or the next inventory lists them."""
-U16_MAX: Final = 0xFFFF
 U32_MAX: Final = 0xFFFF_FFFF
 
 
@@ -279,8 +278,8 @@ def _opened(number: int, session: int, message: Ingest) -> Request:
         raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
     if not 0 <= message.part < limits.PARTS_MAX:
         raise BadValue("part", message.part, f"0 to {limits.PARTS_MAX - 1}")
-    if not 0 <= message.token_count <= U16_MAX:
-        raise BadValue("token_count", message.token_count, f"0 to {U16_MAX}")
+    if not 0 <= message.token_count <= limits.TOKENS_PER_PAGE_MAX:
+        raise BadValue("token_count", message.token_count, f"0 to {limits.TOKENS_PER_PAGE_MAX}")
     if not 0 <= message.namespace_ordinal <= U32_MAX:
         raise BadValue("namespace_ordinal", message.namespace_ordinal, f"0 to {U32_MAX}")
     if epoch_of(Generation(message.generation)) != message.epoch:

@@ -228,7 +228,7 @@ def test_bad_contents_are_refused_by_name(changes: dict[str, object], field: str
     ("layout", "field"),
     [
         (Layout(page_tokens=0), "layout.page_tokens"),
-        (Layout(page_tokens=65_537), "layout.page_tokens"),
+        (Layout(page_tokens=65_536), "layout.page_tokens"),
         (Layout(tensor_parallel=3), "layout.tensor_parallel"),
         (Layout(tensor_parallel=0), "layout.tensor_parallel"),
         (Layout(pipeline_parallel=33), "layout.pipeline_parallel"),

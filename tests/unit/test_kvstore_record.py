@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore import limits
 from kvstore.errors import CorruptPage
 from kvstore.ids import Generation, Incarnation, PageKey
 from kvstore.record import (
@@ -54,6 +55,11 @@ def unpack_or_refuse(data: bytes) -> Record | None:
         return unpack_record(data)
     except CorruptPage:
         return None
+
+
+def test_a_record_has_room_for_the_tokens_of_any_page() -> None:
+    record = msgspec.structs.replace(RECORD, token_count=limits.TOKENS_PER_PAGE_MAX)
+    assert unpack_record(pack_record(record)) == record
 
 
 @given(records)
