@@ -85,7 +85,7 @@ def _fits_tree(tree: Tree, segment: Segment, record: Record, above: bytes) -> bo
     """Parents are what writers said: none may make a page its own ancestor (I16)."""
     run = tree.get(record.key)
     if run is None:
-        return tree.missing_above(above) != record.key
+        return not tree.is_above([record.key], above)
     page = run.page_of(record.key)
     parent = run.key(page - 1) if page else run.parent
     taken = any(
@@ -125,11 +125,8 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
         pack_words(record.checksum for record in group),
         absent=0,
     )
-    found = fill(core, tree, keys, piece)
-    assert found == len(group), (found, len(group))
-    for stretch in tree.stretches(keys):
+    for run in fill(core, tree, keys, piece):
         # Leases of an earlier master or registration may run (I9).
-        run = stretch.run
         run.leased_until_s = max(run.leased_until_s, segment.free_not_before_s)
     if tree.parts > 1:
         page_bytes = known.namespace.page_bytes

@@ -69,16 +69,26 @@ class Tree:
         return self._index.get(run.parent)
 
     def missing_above(self, key: bytes) -> bytes:
-        """The nearest page from `key` upwards that is not in the tree; ROOT_PARENT if all are.
-
-        A page of that key, hung below `key`, would be its own ancestor.
-        """
+        """The nearest page from `key` upwards that is not in the tree; ROOT_PARENT if all are."""
         while key != ROOT_PARENT and (run := self._index.get(key)) is not None:
             key = run.parent
         return key
 
-    def stretches(self, keys: bytes) -> list[Stretch]:
-        """Where the pages of `keys` are, in order; those that are not in the tree are left out."""
+    def is_above(self, keys: list[bytes], page: bytes) -> bool:
+        """Whether one of these pages, were it in the tree, would be above `page`, or is itself.
+
+        Hung below `page`, it would be its own ancestor. Without anything below one of them there
+        is no need to walk up.
+        """
+        if page == ROOT_PARENT or not (page in keys or self._children.places(keys)):
+            return False
+        return self.missing_above(page) in keys
+
+    def stretches(self, keys: bytes, *, prefix_only: bool = False) -> list[Stretch]:
+        """Where the pages of `keys` are, in order; those that are not in the tree are left out.
+
+        `prefix_only`: those before the first one that is not in the tree.
+        """
         found: list[Stretch] = []
         shards, mask = self._index.shards, self._index.mask
         offset, end = 0, len(keys)
@@ -86,6 +96,8 @@ class Tree:
             key = keys[offset : offset + KEY_BYTES]
             run = shards[key[0] & mask].get(key)
             if run is None:
+                if prefix_only:
+                    break
                 offset += KEY_BYTES
                 continue
             if keys.startswith(run.keys, offset):  # the usual case: all of a run
@@ -99,27 +111,15 @@ class Tree:
 
     def leading(self, keys: bytes, version: int) -> list[Stretch]:
         """The longest run of leading pages that are readable now (I16)."""
-        found: list[Stretch] = []
-        shards, mask = self._index.shards, self._index.mask
-        offset, end = 0, len(keys)
-        while offset < end:
-            key = keys[offset : offset + KEY_BYTES]
-            run = shards[key[0] & mask].get(key)
-            if run is None:
-                break
-            if keys.startswith(run.keys, offset):  # the usual case: all of a run
-                page, size = 0, len(run.keys)
-            else:
-                page = index_of(run.keys, key)
-                size = common_bytes(run.keys, page * KEY_BYTES, keys, offset)
-            first, count = offset // KEY_BYTES, size // KEY_BYTES
-            gap = run.readable(self.parts, version).find(0, page, page + count)
+        found = self.stretches(keys, prefix_only=True)
+        for number, stretch in enumerate(found):
+            page, count = stretch.page, stretch.count
+            gap = stretch.run.readable(self.parts, version).find(0, page, page + count)
             if gap >= 0:
+                del found[number:]
                 if gap > page:
-                    found.append(Stretch(first, gap - page, run, page))
+                    found.append(Stretch(stretch.first, gap - page, stretch.run, page))
                 break
-            found.append(Stretch(first, count, run, page))
-            offset += size
         return found
 
     def add(self, pattern: Run, keys: bytes) -> list[Run]:
@@ -141,9 +141,9 @@ class Tree:
     def _cuts(self, keys: bytes) -> Iterator[tuple[int, int]]:
         start, end = 0, len(keys)
         stops = [end]
-        if len(self._children):
-            singles = split_keys(keys)
-            stops = [(i + 1) * KEY_BYTES for i, k in enumerate(singles) if k in self._children]
+        if self._children:
+            parents = self._children.places(split_keys(keys))
+            stops = [(i + 1) * KEY_BYTES for i in parents]
             stops.append(end)
         for stop in stops:
             while start < stop:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvstore.segment import Geometry
 
 FREE: Final = int(ExtentState.FREE)
+_PLANNED: Final = ExtentEvent.PLANNED
 _AFTER: Final[dict[ExtentEvent, dict[int, int]]] = {
     event: {int(a): int(b) for (a, e), b in EXTENT_TRANSITIONS.items() if e is event}
     for event in ExtentEvent
@@ -157,7 +158,7 @@ class ExtentAllocator:
                 done * KEY_BYTES : (done + count) * KEY_BYTES
             ]
             chunk.hint = stop
-            self.apply(span, ExtentEvent.PLANNED)
+            self.apply(span, _PLANNED)
             spans.append(span)
             done += count
         return spans

@@ -182,7 +182,8 @@ def _check_owners(core: Core) -> None:
         known = core.owners.get(put.owner.key) is put.owner
         if not known or put.owner.puts.get(put.request) is not put or put.bucket < 0:
             raise InvariantBroken("I18: a put without an owner or a deadline")
-    if sum(len(owner.puts) for owner in core.owners.values()) != len(puts):
+    kept = [put for owner in core.owners.values() for put in owner.puts.values()]
+    if len(kept) != len({id(put) for put in kept if put.plans or put.asker is not None}):
         raise InvariantBroken("I18: an owner keeps a put without open plans")
     waits = sum(len(owner.waits) for owner in core.owners.values())
     if waits != len(core.waiting) or waits > limits.WAITING_PUTS_MAX:

@@ -30,7 +30,7 @@ class Ranking(msgspec.Struct, eq=False):
 
 
 def ranked(core: Core) -> list[Segment]:
-    """Segments to try for new extents, best first; ask each whether it `is_open` still."""
+    """Segments to try for new extents, best first; ask each whether it `is_open`."""
     ranking = core.ranking
     if not ranking.uses or core.now >= ranking.until_s:
         candidates = [
@@ -67,10 +67,12 @@ def is_quarantine_full(core: Core, segment: Segment) -> bool:
 
 
 def is_open(core: Core, segment: Segment, size_class: int) -> bool:
-    """Whether extents of this class may be planned in this segment now."""
+    """Whether an extent of this class may be planned in this segment now, and finds room."""
+    allocator = segment.allocator
     return (
         segment.takes_puts
-        and size_class <= segment.geometry.chunk_bytes
+        and size_class <= allocator.geometry.chunk_bytes
+        and allocator.has_room(size_class)
         and not is_quarantine_full(core, segment)
     )
 

@@ -1,18 +1,17 @@
 """What a put gets: which of its pages are there, in progress, granted, or refused, chain by chain.
 
-Reserves extents and makes the tree's nodes for what it grants. Must not know sessions, waiting or
-how the answer is sent.
+Checks what was asked, reserves extents and makes the tree's nodes for what it grants. Must not
+know sessions, waiting or how the answer is sent.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.namespace import check_part_sizes
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
@@ -20,6 +19,7 @@ from master import placing
 from master.holes import make_holes
 from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put
+from master.seconds import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from master.namespaces import KnownNamespace
     from master.segments import Segment
 
+REQUEST_BYTES: Final = 16
+BATCH_PARTS_MAX: Final = 16 * limits.BATCH_PAGES_MAX
+"""Parts of all pages of one put."""
 RETRY_AFTER_S: Final = {
     Outcome.IN_PROGRESS: 0.05,
     Outcome.OUT_OF_SPACE: 0.1,
@@ -37,21 +40,44 @@ RETRY_AFTER_S: Final = {
     Outcome.PARENT_MISSING: 0.0,
 }
 
+PRESENT: Final = 0
+IN_PROGRESS: Final = 1
+NEEDED: Final = 2
+"""How one part of one page stands before it is planned."""
+Standings = tuple[int, int, int]
+"""(first, count, standing): pages of a chain that stand alike."""
+PARTS_PER_STEP: Final = 256
+"""Parts of chains; each costs 10 us and may cost a plan."""
 
-class Standing(Enum):
-    """How one part of one page stands before it is planned."""
 
-    PRESENT = auto()
-    IN_PROGRESS = auto()
-    NEEDED = auto()
-
-
-class Standings(msgspec.Struct, gc=False, frozen=True):
-    """Pages [first, first + count) of a chain that stand alike."""
-
-    first: int
-    count: int
-    standing: Standing
+def check_put(known: KnownNamespace, message: BeginPut) -> None:
+    """Raise CallerError naming the field; nothing has changed by then."""
+    if len(message.request) != REQUEST_BYTES:
+        raise BadValue("request", message.request, f"{REQUEST_BYTES} bytes")
+    check_seconds("timeout_s", message.timeout_s)
+    if message.ttl_s is not None:
+        check_seconds("ttl_s", message.ttl_s)
+    check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
+    if not message.parts or len(set(message.parts)) != len(message.parts):
+        raise BadValue("parts", message.parts, "at least one part, each once")
+    opaque = known.namespace.is_opaque
+    if opaque and message.parts != (0,):
+        raise BadValue("parts", message.parts, "part 0 alone for named objects")
+    pages = 0
+    for chain in message.chains:
+        if not chain.keys or len(chain.keys) % KEY_BYTES:
+            raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
+        if index_of(chain.keys, ROOT_PARENT) != NOT_THERE:
+            raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
+        if len(chain.parent) != KEY_BYTES:
+            raise BadValue("parent", len(chain.parent), f"{KEY_BYTES} bytes")
+        if opaque and (len(chain.keys) != KEY_BYTES or chain.parent != ROOT_PARENT):
+            raise BadValue("chains", len(chain.keys), "one named object a chain, without a parent")
+        pages += len(chain.keys) // KEY_BYTES
+    if pages > limits.BATCH_PAGES_MAX:
+        raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
+    if pages * len(message.parts) > BATCH_PARTS_MAX:
+        raise BadValue("parts", len(message.parts), f"at most {BATCH_PARTS_MAX} parts in all")
 
 
 class Planner:
@@ -69,19 +95,22 @@ class Planner:
         self._put = put
         self._message = message
         self._segments: dict[Segment, int] = {}
-        self._open: dict[int, list[Segment]] = {}
         self._is_cut = False
         """Whether the chain being planned found no room for its rest."""
         self._spans: list[PlanSpan] = []
         self._present: list[PageRange] = []
         self._refused: list[RefusedRange] = []
 
-    def plan(self) -> None:
-        """Plan every chain in turn. On BadValue, what was granted so far is in the put's plans."""
-        first = 0
+    def plan(self) -> Iterator[None]:
+        """A job: plan every chain in turn. On BadValue, what was granted is in the put's plans."""
+        first = parts = 0
         for chain in self._message.chains:
+            if parts >= PARTS_PER_STEP:
+                parts = 0
+                yield
             self._plan_chain(first, chain)
             first += len(chain.keys) // KEY_BYTES
+            parts += len(self._message.parts)
 
     def answer(self) -> PutPlans:
         """The reply; what was filled is looked at by those who make room."""
@@ -89,33 +118,28 @@ class Planner:
             self._core.press(segment)
         return PutPlans(
             self._core.epoch,
-            tuple(segment.ref for segment in self._segments),
+            tuple([segment.ref for segment in self._segments]),
             tuple(self._spans),
             tuple(self._present),
             tuple(self._refused),
         )
 
     def _plan_chain(self, first: int, chain: PutChain) -> None:
-        pages = len(chain.keys) // KEY_BYTES
-        if chain.parent != ROOT_PARENT and self._tree.get(chain.parent) is None:
-            for part in self._message.parts:
-                self._refuse(first, pages, part, Outcome.PARENT_MISSING)
+        tree, parts = self._tree, self._message.parts
+        if chain.parent != ROOT_PARENT and tree.get(chain.parent) is None:
+            for part in parts:
+                self._refuse(first, len(chain.keys) // KEY_BYTES, part, Outcome.PARENT_MISSING)
             return
-        found = self._tree.stretches(chain.keys)
-        _check_chain(self._tree, chain, found)
+        found = tree.stretches(chain.keys)
+        _check_chain(tree, chain, found)
         for stretch in found:
             self._core.touch(stretch.run)
         plans: list[Plan] = []
         self._is_cut = False
-        for part, part_bytes in zip(self._message.parts, self._message.part_bytes, strict=True):
+        for part, part_bytes in zip(parts, self._message.part_bytes, strict=True):
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
-            granted = max(plan.page_in_chain + len(plan) for plan in plans)
-            ttl_s = self._core.page_ttl_s(self._message.ttl_s)
-            keys = chain.keys[: granted * KEY_BYTES]
-            make_holes(self._core, self._tree, chain.parent, keys, found, ttl_s)
-            for plan in plans:
-                self._attach(plan)
+            self._take_in(chain, found, plans)
         if self._is_cut and self._message.wait:
             self._keep_end(chain)
 
@@ -137,11 +161,10 @@ class Planner:
         """Grant one part of as many leading pages of the chain as can be."""
         plans: list[Plan] = []
         pages = len(chain.keys) // KEY_BYTES
-        for piece in _chain_standings(found, part, pages):
-            at, count = piece.first, piece.count
-            if piece.standing is Standing.PRESENT:
+        for at, count, standing in _chain_standings(found, part, pages):
+            if standing == PRESENT:
                 self._present.append(PageRange(first + at, count, part))
-            elif piece.standing is Standing.IN_PROGRESS:
+            elif standing == IN_PROGRESS:
                 self.blocked_on[chain.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]] = None
                 self._refuse(first + at, pages - at, part, Outcome.IN_PROGRESS)
                 break
@@ -163,15 +186,15 @@ class Planner:
         """Plans for as many of these pages as there is room for, one a segment."""
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
-        for segment in self._open_segments(size_class):
+        for segment in placing.ranked(core):
             if not keys:
                 break
-            if not segment.allocator.has_room(size_class):
+            if not placing.is_open(core, segment, size_class):
                 continue
             generation = core.new_generation()
             spans = segment.allocator.plan(size_class, generation, self._tree.namespace, keys)
-            count = sum(span.count for span in spans)
-            offsets = b"".join(span.offsets() for span in spans)
+            count = sum([span.count for span in spans])
+            offsets = b"".join([span.offsets() for span in spans])
             taken, keys = keys[: count * KEY_BYTES], keys[count * KEY_BYTES :]
             plan = Plan(
                 generation,
@@ -194,16 +217,6 @@ class Planner:
             at, parent = at + count, taken[-KEY_BYTES:]
         return plans
 
-    def _open_segments(self, size_class: int) -> list[Segment]:
-        """Where extents of this class may be planned, best first; looked at once a put."""
-        found = self._open.get(size_class)
-        if found is None:
-            core = self._core
-            ranked = placing.ranked(core)
-            found = [each for each in ranked if placing.is_open(core, each, size_class)]
-            self._open[size_class] = found
-        return found
-
     def _span(self, first: int, plan: Plan) -> PlanSpan:
         index = self._segments.setdefault(plan.segment, len(self._segments))
         start = first + plan.page_in_chain
@@ -222,20 +235,24 @@ class Planner:
     def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
         self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
 
-    def _attach(self, plan: Plan) -> None:
-        core = self._core
-        for stretch in self._tree.stretches(plan.keys):
-            run = stretch.run
-            run.plans = (*run.plans, plan)
-            run.progress_s = run.created_s = core.now
-            run.ttl_s = max(run.ttl_s, core.page_ttl_s(self._message.ttl_s))
-            run.expires_s = max(run.expires_s, core.now + run.ttl_s)
+    def _take_in(self, chain: PutChain, found: list[Stretch], plans: list[Plan]) -> None:
+        """Have every page that was granted, and those before it, in the tree, with its plans."""
+        core, tree = self._core, self._tree
+        granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
+        keys = chain.keys[: granted * KEY_BYTES]
+        ttl_s = core.page_ttl_s(self._message.ttl_s)
+        make_holes(core, tree, chain.parent, keys, found, ttl_s)
+        for plan in plans:
+            for stretch in tree.stretches(plan.keys):
+                run = stretch.run
+                run.plans = (*run.plans, plan)
+                run.progress_s = run.created_s = core.now
+                run.ttl_s = max(run.ttl_s, ttl_s)
+                run.expires_s = max(run.expires_s, core.now + run.ttl_s)
 
 
 def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:
     """Raise BadValue unless the chain's pages hang together as those in the tree do."""
-    if index_of(chain.keys, tree.missing_above(chain.parent)) != NOT_THERE:
-        raise BadValue("chains", chain.parent, "a parent that does not hang below the chain")
     known = 0
     for stretch in found:
         at = stretch.first * KEY_BYTES
@@ -244,46 +261,48 @@ def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:
         if claimed != (run.key(page - 1) if page else run.parent):
             raise BadValue("chains", stretch.first, "the parent that this page is known to have")
         known += stretch.count
-    if known * KEY_BYTES < len(chain.keys) > KEY_BYTES:
+    if known * KEY_BYTES < len(chain.keys):
         keys = split_keys(chain.keys)
         if len(set(keys)) != len(keys):
             raise BadValue("chains", len(keys), "every page once in a chain")
+        if tree.is_above(keys, chain.parent):
+            raise BadValue("chains", chain.parent, "a parent that does not hang below the chain")
 
 
 def _chain_standings(found: list[Stretch], part: int, pages: int) -> Iterator[Standings]:
     at = 0
     for stretch in found:
         if at < stretch.first:
-            yield Standings(at, stretch.first - at, Standing.NEEDED)
+            yield at, stretch.first - at, NEEDED
         yield from _run_standings(stretch, part)
         at = stretch.first + stretch.count
     if at < pages:
-        yield Standings(at, pages - at, Standing.NEEDED)
+        yield at, pages - at, NEEDED
 
 
 def _run_standings(stretch: Stretch, part: int) -> Iterator[Standings]:
     run, first, count = stretch.run, stretch.first, stretch.count
     present = run.part_present(part)[stretch.page : stretch.page + count]
     if 0 not in present:
-        yield Standings(first, count, Standing.PRESENT)
+        yield first, count, PRESENT
         return
     plans = [plan for plan in run.plans if plan.part == part]
     if 1 not in present and not plans:
-        yield Standings(first, count, Standing.NEEDED)
+        yield first, count, NEEDED
         return
     standings = [
         _page_standing(there, run.key(stretch.page + i), plans) for i, there in enumerate(present)
     ]
     start = 0
     for i in range(1, count + 1):
-        if i == count or standings[i] is not standings[start]:
-            yield Standings(first + start, i - start, standings[start])
+        if i == count or standings[i] != standings[start]:
+            yield first + start, i - start, standings[start]
             start = i
 
 
-def _page_standing(there: int, key: bytes, plans: list[Plan]) -> Standing:
+def _page_standing(there: int, key: bytes, plans: list[Plan]) -> int:
     if there:
-        return Standing.PRESENT
+        return PRESENT
     if any(plan.is_open(key) for plan in plans):
-        return Standing.IN_PROGRESS
-    return Standing.NEEDED
+        return IN_PROGRESS
+    return NEEDED

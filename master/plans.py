@@ -22,6 +22,8 @@ from master.wheel import NOWHERE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from master.sessions import Caller  # noqa: TC004 (it knows owners, and so puts)
+
 
 class PlanPage(IntEnum):
     """State of one page of a plan, one byte a page."""
@@ -58,6 +60,8 @@ class Put(msgspec.Struct, eq=False):
     progress_s: float
     plans: dict[int, Plan]
     """Those with open pages, by generation."""
+    asker: Caller | None = None
+    """Who asked last, while the put is being planned and nobody was answered."""
     reply: PutPlans | None = None
     """What was answered; kept while plans are open."""
     bucket: int = NOWHERE

@@ -9,49 +9,49 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import AccessDenied, BadValue, KVStoreError, OutOfSpace, Unavailable
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
-from kvstore.namespace import check_part_sizes
+from kvstore.errors import AccessDenied, BadValue, OutOfSpace, Unavailable
+from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
 from master.orders import OrderKind
-from master.packed import NOT_THERE, WORD, index_of, split_keys, word, words
-from master.planning import Planner
+from master.packed import WORD, split_keys, word, words
+from master.planning import Planner, check_put
 from master.plans import OPEN, Incomplete, Plan, PlanPage, Put
 from master.run import Copy, Run
-from master.seconds import check_seconds
 from master.segments import Segment, SegmentState
 from master.sessions import Caller
 from master.waiting import Waiting
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from master.core import Core
     from master.directory import Tree
-    from master.namespaces import KnownNamespace
     from master.plans import Owner
     from master.sessions import Session
 
-REQUEST_BYTES: Final = 16
 _ONCE_SEALED: Final = (ExtentState.SEALED, ExtentState.RETIRED)
+_SEALED: Final = ExtentEvent.SEALED
+_PAGE_SEALED: Final = PlanPage.SEALED
 DUE_PER_TICK_MAX: Final = 32
-BATCH_PARTS_MAX: Final = 16 * limits.BATCH_PAGES_MAX
-"""Parts of all pages of one put."""
 
 
 def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
     """Reserve extents for a prefix of each chain; answer PutPlans, now or when that is possible."""
     known = core.namespaces.get(message.namespace)
     caller.session.must_own(known.namespace.content)
-    _check(known, message)
+    check_put(known, message)
     owner = caller.session.owner
     put = owner.puts.get(message.request)
     if put is not None:  # I14: a repeated request gets the same answer while it can be used
-        assert put.reply is not None, message.request
-        core.reply(caller, put.reply)
+        if put.reply is None:
+            put.asker = caller
+        else:
+            core.reply(caller, put.reply)
         return
     if len(owner.puts) >= limits.IDEMPOTENT_REPLIES_MAX:
         raise OutOfSpace(f"{len(owner.puts)} puts are open: finish or abort some first")
@@ -61,38 +61,66 @@ def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
     deadline_s = core.now + min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     if waiting is not None:
         deadline_s = waiting.deadline_s
-    _try(core, caller, message, deadline_s)
+    core.start(_try(core, caller, message, deadline_s))
 
 
-def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> None:
-    known = core.namespaces.get(message.namespace)
-    owner = caller.session.owner
+def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> Iterator[None]:
+    """A job: plan a put, then answer it or hold the answer back."""
     timeout_s = core.tunables.put_timeout_s(_asked_bytes(message))
-    put = Put(owner, message.request, timeout_s, core.now, {})
-    planner = Planner(core, known, put, message)
+    put = Put(caller.session.owner, message.request, timeout_s, core.now, {}, caller)
+    planner = Planner(core, core.namespaces.get(message.namespace), put, message)
     try:
-        planner.plan()
-    except BadValue:
+        for _ in planner.plan():
+            _keep(core, put)
+            yield
+            if put.asker is None:
+                return  # its owner is gone
+    except BadValue as error:
+        asker = _stop_planning(core, put)
         fail_put(core, put)
-        raise
+        core.refuse(asker, error)
+        return
     for size_class, wanted in planner.wanted_bytes.items():
         core.want_room(size_class, wanted)
+    asker = _stop_planning(core, put)
     blocked = bool(planner.blocked_on or planner.wanted_bytes)
     if blocked and not put.plans and message.wait and core.now < deadline_s:
         if not core.waiting.is_full:
-            _park(core, caller, message, deadline_s, planner)
+            _park(core, asker, message, deadline_s, planner)
             return
         core.counters["waiting_puts_refused"] += 1
     put.reply = planner.answer()
     if put.plans:
-        owner.puts[message.request] = put
-        core.put_deadlines.place(put, core.now + timeout_s)
-    core.reply(caller, put.reply)
+        _keep(core, put)
+    core.reply(asker, put.reply)
+
+
+def _keep(core: Core, put: Put) -> None:
+    """Let a put be found, and time out."""
+    put.owner.puts[put.request] = put
+    put.progress_s = core.now
+    core.put_deadlines.place(put, core.now + put.timeout_s)
+
+
+def _stop_planning(core: Core, put: Put) -> Caller:
+    """Nothing is planned any more; who is to be answered."""
+    asker, put.asker = put.asker, None
+    assert asker is not None, put.request
+    if not put.plans:
+        _forget(core, put)
+    return asker
+
+
+def _forget(core: Core, put: Put) -> None:
+    core.put_deadlines.discard(put)
+    put.owner.puts.pop(put.request, None)
 
 
 def _park(
     core: Core, caller: Caller, message: BeginPut, deadline_s: float, planner: Planner
 ) -> None:
+    if caller.session.id not in core.sessions:
+        return  # it has gone meanwhile, and repeats this by another connection
     waiting = Waiting(
         caller.session.id,
         caller.request_id,
@@ -122,45 +150,12 @@ def _retry(core: Core, waiting: Waiting) -> None:
     session = core.sessions[waiting.session]
     session.owner.waits.pop(waiting.message.request, None)
     caller = Caller(session, waiting.request_id)
-    try:
-        _try(core, caller, waiting.message, waiting.deadline_s)
-    except KVStoreError as error:
-        core.refuse(caller, error)
+    core.start(_try(core, caller, waiting.message, waiting.deadline_s))
 
 
 def _asked_bytes(message: BeginPut) -> int:
     pages = sum(len(chain.keys) for chain in message.chains) // KEY_BYTES
     return pages * sum(message.part_bytes)
-
-
-def _check(known: KnownNamespace, message: BeginPut) -> None:
-    """Raise CallerError naming the field; nothing has changed by then."""
-    if len(message.request) != REQUEST_BYTES:
-        raise BadValue("request", message.request, f"{REQUEST_BYTES} bytes")
-    check_seconds("timeout_s", message.timeout_s)
-    if message.ttl_s is not None:
-        check_seconds("ttl_s", message.ttl_s)
-    check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
-    if not message.parts or len(set(message.parts)) != len(message.parts):
-        raise BadValue("parts", message.parts, "at least one part, each once")
-    opaque = known.namespace.is_opaque
-    if opaque and message.parts != (0,):
-        raise BadValue("parts", message.parts, "part 0 alone for named objects")
-    pages = 0
-    for chain in message.chains:
-        if not chain.keys or len(chain.keys) % KEY_BYTES:
-            raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
-        if index_of(chain.keys, ROOT_PARENT) != NOT_THERE:
-            raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
-        if len(chain.parent) != KEY_BYTES:
-            raise BadValue("parent", len(chain.parent), f"{KEY_BYTES} bytes")
-        if opaque and (len(chain.keys) != KEY_BYTES or chain.parent != ROOT_PARENT):
-            raise BadValue("chains", len(chain.keys), "one named object a chain, without a parent")
-        pages += len(chain.keys) // KEY_BYTES
-    if pages > limits.BATCH_PAGES_MAX:
-        raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
-    if pages * len(message.parts) > BATCH_PARTS_MAX:
-        raise BadValue("parts", len(message.parts), f"at most {BATCH_PARTS_MAX} parts in all")
 
 
 def sealed(core: Core, caller: Caller, message: Sealed) -> None:
@@ -257,47 +252,48 @@ def _was_sealed(segment: Segment, generation: int, key: bytes, offset: int) -> b
 def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes) -> None:
     """Settle these open pages of a plan and note where they lie (I3)."""
     for span in plan.pieces(first, count):
-        plan.segment.allocator.apply(span, ExtentEvent.SEALED)
-    plan.close(first, count, PlanPage.SEALED)
+        plan.segment.allocator.apply(span, _SEALED)
+    plan.close(first, count, _PAGE_SEALED)
     plan.put.progress_s = core.now
     keys = plan.keys[first * KEY_BYTES : (first + count) * KEY_BYTES]
     offsets = plan.offsets[first * WORD : (first + count) * WORD]
     columns = offsets, word(plan.generation) * count, checksums
     piece = Copy(plan.part, plan.segment, plan.part_bytes, *columns, absent=0)
-    tree = core.tree(plan.namespace)
-    found = fill(core, tree, keys, piece)
-    assert found == count, plan  # pages of an open plan are in the tree
-    core.waiting.wake_pages(split_keys(keys))
+    runs = fill(core, core.tree(plan.namespace), keys, piece)
+    core.waiting.wake_pages(keys)
     if not plan.open:
-        _close_plan(core, plan)
-    core.counters["pages_sealed"] += len(keys) // KEY_BYTES
+        _close_plan(core, plan, runs if keys == plan.keys else None)
+    core.counters["pages_sealed"] += count
 
 
-def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> int:
-    """Note in the tree where these pages lie, one entry of `piece` each; how many were found."""
-    found = 0
+def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> list[Run]:
+    """Note where these pages, all in the tree, lie, one entry of `piece` each; their runs."""
+    runs, found = [], 0
     for stretch in tree.stretches(keys):
-        part = piece.piece(stretch.first, stretch.first + stretch.count)
+        first, count, run = stretch.first, stretch.count, stretch.run
+        part = piece.piece(first, first + count)
         assert part is not None, stretch
-        stretch.run.fill(stretch.page, part)
-        stretch.run.progress_s = core.now
-        found += stretch.count
-    return found
+        run.fill(stretch.page, part)
+        run.progress_s = core.now
+        runs.append(run)
+        found += count
+    assert found * KEY_BYTES == len(keys), (found, tree.namespace)
+    return runs
 
 
-def _close_plan(core: Core, plan: Plan) -> list[Run]:
-    """Forget a plan without open pages; the runs that it was part of."""
+def _close_plan(core: Core, plan: Plan, runs: list[Run] | None) -> list[Run]:
+    """Forget a plan without open pages; the runs that it was part of, if not known already."""
     assert not plan.open, plan
     del core.plans[plan.generation]
     put = plan.put
     del put.plans[plan.generation]
-    if not put.plans:
-        core.put_deadlines.discard(put)
-        put.owner.puts.pop(put.request, None)
+    if not put.plans and put.asker is None:
+        _forget(core, put)
     tree = core.tree(plan.namespace)
-    runs = [stretch.run for stretch in tree.stretches(plan.keys)]
+    if runs is None:
+        runs = [stretch.run for stretch in tree.stretches(plan.keys)]
     for run in runs:
-        run.plans = tuple(other for other in run.plans if other is not plan)
+        run.plans = tuple([other for other in run.plans if other is not plan])
         if run.bucket == NOWHERE:
             core.expiry.place(run, max(core.now, run.expires_s))
     if tree.parts > 1 and any(0 in run.readable(tree.parts, core.version) for run in runs):
@@ -326,10 +322,10 @@ def fail_pages(core: Core, plan: Plan, first: int, count: int) -> None:
     tree = core.tree(plan.namespace)
     runs = [stretch.run for stretch in tree.stretches(keys)]
     if not plan.open:
-        runs = _close_plan(core, plan)
+        runs = _close_plan(core, plan, runs if keys == plan.keys else None)
     for run in reversed(runs):
         prune(core, tree, run)
-    core.waiting.wake_pages(split_keys(keys))
+    core.waiting.wake_pages(keys)
 
 
 def prune(core: Core, tree: Tree, run: Run) -> None:
@@ -366,8 +362,8 @@ def fail_overdue_puts(core: Core) -> None:
     """Give up the puts that made no progress for their timeout (I18)."""
     for put in core.put_deadlines.take_due(core.now, DUE_PER_TICK_MAX):
         deadline_s = put.progress_s + put.timeout_s
-        if deadline_s > core.now:
-            core.put_deadlines.place(put, deadline_s)
+        if deadline_s > core.now or put.asker is not None:
+            core.put_deadlines.place(put, max(deadline_s, core.now))
         else:
             core.counters["puts_timed_out"] += 1
             fail_put(core, put)
@@ -383,6 +379,8 @@ def release_session(core: Core, session: Session) -> None:
 def release_owner(core: Core, owner: Owner) -> None:
     """Its last connection is gone: nothing that it held is left (I18)."""
     for put in list(owner.puts.values()):
+        if put.asker is not None:
+            _stop_planning(core, put)
         fail_put(core, put)
     assert not owner.puts, owner.key
     assert not owner.waits, owner.key

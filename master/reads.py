@@ -28,7 +28,6 @@ from master.packed import WORD, words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvstore.wire.messages.common import SegmentRef
     from master.core import Core
     from master.namespaces import KnownNamespace
     from master.run import Copy, Run
@@ -42,8 +41,6 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     found = known.tree.leading(message.keys, core.version)
     if found:  # so that only matched pages are leased, and count as used
         found[-1] = _split_at_end(known.tree, found[-1])
-    core.counters["pages_matched"] += sum(stretch.count for stretch in found)
-    core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
     _answer_located(core, caller, found, message)
 
 
@@ -52,8 +49,6 @@ def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     known = _known(core, caller, message.namespace, message.keys)
     stretches = known.tree.stretches(message.keys)
     found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
-    core.counters["pages_matched"] += sum(stretch.count for stretch in found)
-    core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
     _answer_located(core, caller, found, message)
 
 
@@ -75,13 +70,13 @@ def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
     pages = len(message.keys) // KEY_BYTES
     if len(message.generations) != pages * WORD:
         raise BadValue("generations", len(message.generations), f"{pages} packed words")
-    renewed = bytearray(pages)
+    renewed, until_s = bytearray(pages), core.lease_end_s()
     for stretch in known.tree.stretches(message.keys):
         first, count = stretch.first, stretch.count
         asked = message.generations[first * WORD : (first + count) * WORD]
         still = _still_there(stretch, asked)
         if 1 in still:
-            _lease(core, stretch.run)
+            _lease(core, stretch.run, until_s)
             renewed[first : first + count] = still
     core.reply(caller, LeaseRenewed(core.tunables.lease_ttl_s, bytes(renewed)))
 
@@ -104,8 +99,9 @@ def _split_at_end(tree: Tree, last: Stretch) -> Stretch:
     return Stretch(last.first, last.count, head, last.page)
 
 
-def _lease(core: Core, run: Run) -> None:
-    run.leased_until_s = max(run.leased_until_s, core.lease_end_s())
+def _lease(core: Core, run: Run, until_s: float) -> None:
+    """Note an access, with a lease unless `until_s` is 0."""
+    run.leased_until_s = max(run.leased_until_s, until_s)
     core.touch(run)
 
 
@@ -140,16 +136,17 @@ def _still_there(stretch: Stretch, asked: bytes) -> bytes:
 def _answer_located(
     core: Core, caller: Caller, found: list[Stretch], message: MatchPrefix | Lookup
 ) -> None:
+    core.counters["pages_matched"] += sum([stretch.count for stretch in found])
+    core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
     indexes: dict[Segment, int] = {}
     runs: list[LocatedRun] = []
+    ttl_s, until_s = 0.0, 0.0
+    if message.lease:
+        ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
     for stretch in found:
-        if message.lease:
-            _lease(core, stretch.run)
-        else:
-            core.touch(stretch.run)
+        _lease(core, stretch.run, until_s)
         runs += _located_runs(stretch, message.parts, indexes)
-    refs: tuple[SegmentRef, ...] = tuple(segment.ref for segment in indexes)
-    ttl_s = core.tunables.lease_ttl_s if message.lease else 0.0
+    refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))
 
 
@@ -163,15 +160,17 @@ def _located_runs(
         for copy in stretch.run.copies
         if copy.segment.readable and (not parts or copy.part in parts)
     ]
-    start = 0
+    start, all_whole = 0, not any(copy.absent for copy in copies)
     while start < count:
         stop = count
-        if any(copy.absent for copy in copies):
+        if not all_whole:
             stop = start + _uniform(copies, page + start, page + count)
         located = tuple(
-            _located_copy(copy, page + start, page + stop, indexes)
-            for copy in copies
-            if not copy.absent or copy.generation(page + start)
+            [
+                _located_copy(copy, page + start, page + stop, indexes)
+                for copy in copies
+                if all_whole or copy.generation(page + start)
+            ]
         )
         yield LocatedRun(first + start, stop - start, located)
         start = stop

@@ -72,8 +72,8 @@ def make_room(core: Core) -> None:
         freed += evicted
     if not freed and (core.pressed or core.wanted_bytes):
         core.reclaim_at_s = core.now + RETRY_S
-        if not core.waiting.any_wants_room:
-            core.wanted_bytes.clear()  # whoever still wants it will ask again
+        core.wanted_bytes.clear()  # whoever still wants it asks again, those that wait now
+        core.waiting.wake_for_room()
 
 
 def _tell_size(core: Core) -> None:

@@ -38,8 +38,12 @@ class Copy(msgspec.Struct, gc=False, eq=False):
     """Pages whose generation is 0."""
 
     def piece(self, first: int, stop: int) -> Copy | None:
-        """A copy of pages [first, stop) alone; None when all of them are absent."""
+        """A copy of pages [first, stop) alone, itself when it has no others; None when all of
+        them are absent.
+        """
         a, b = first * WORD, stop * WORD
+        if not a and b == len(self.offsets):
+            return self
         generations = self.generations[a:b]
         absent = words(generations).count(0) if self.absent else 0
         if absent == stop - first:

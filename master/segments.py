@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from master.extent_allocator import ExtentAllocator
 
@@ -22,6 +22,9 @@ class SegmentState(Enum):
     """May be read; filled while its worker is connected."""
     LOST = "lost"
     """Its worker is gone: copies are misses at once, cleaned away bit by bit."""
+
+
+_LIVE: Final = SegmentState.LIVE
 
 
 class Segment:
@@ -84,4 +87,4 @@ class Segment:
     @property
     def takes_puts(self) -> bool:
         """Whether extents may be planned here: reconciled, and its worker is connected."""
-        return self.state is SegmentState.LIVE and self.session is not None
+        return self.state is _LIVE and self.session is not None

@@ -37,6 +37,9 @@ class ShardedDict(Generic[V]):
     def __len__(self) -> int:
         return sum(map(len, self.shards))
 
+    def __bool__(self) -> bool:
+        return any(self.shards)
+
     def __iter__(self) -> Iterator[bytes]:
         return (key for shard in self.shards for key in shard)
 
@@ -58,6 +61,11 @@ class ShardedDict(Generic[V]):
             shards[key[0] & mask][key] = value
         if not mask and len(shards[0]) > SHARD_FROM_ENTRIES:
             self._spread()
+
+    def places(self, keys: list[bytes]) -> list[int]:
+        """Where in the list `keys` are those that are in."""
+        shards, mask = self.shards, self.mask
+        return [i for i, key in enumerate(keys) if key in shards[key[0] & mask]]
 
     def pop(self, key: bytes) -> V:
         """Take `key` out, which is in."""

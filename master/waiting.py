@@ -6,17 +6,15 @@ Bounded by limits.WAITING_PUTS_MAX (I7). Owns who is woken by what; must not kno
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from kvstore import limits
 from kvstore.wire.messages.puts import BeginPut
 from master.events import SessionId
+from master.packed import split_keys
 from master.wheel import NOWHERE, Wakeup, Wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 GRAIN_S: Final = 0.05
 WOKEN_FOR_ROOM: Final = 16
@@ -58,11 +56,6 @@ class WaitingPuts:
         """Whether another one would exceed the bound."""
         return len(self) >= limits.WAITING_PUTS_MAX
 
-    @property
-    def any_wants_room(self) -> bool:
-        """Whether some put waits for space."""
-        return bool(self._for_room)
-
     def park(self, waiting: Waiting) -> None:
         """Hold this answer back."""
         self.by_deadline.place(waiting, waiting.deadline_s)
@@ -83,10 +76,10 @@ class WaitingPuts:
                 if not others:
                     del self._by_page[key]
 
-    def wake_pages(self, keys: Iterable[bytes]) -> None:
+    def wake_pages(self, keys: bytes) -> None:
         """Another put of these pages has ended."""
         if self._by_page:
-            for key in keys:
+            for key in split_keys(keys):
                 self.woken.update(self._by_page.get(key, {}))
 
     def wake_for_room(self) -> None:

@@ -372,8 +372,10 @@ def test_a_loop_of_parents_is_foreseen_and_found() -> None:
     tree = small_tree()
     above = chain(3, 1)
     (trunk,) = filled(tree, chain(1, 4), parent=above)
-    assert tree.missing_above(trunk.last_key) == above
-    assert tree.missing_above(chain(5, 1)) == chain(5, 1)
+    assert tree.is_above([chain(6, 1), above], trunk.last_key)
+    assert tree.is_above([chain(5, 1)], chain(5, 1))
+    assert not tree.is_above([chain(5, 1)], trunk.last_key)
+    assert not tree.is_above([above], ROOT_PARENT)
     tree.check()
     filled(tree, above, parent=trunk.last_key)
     with pytest.raises(InvariantBroken, match="I16: pages are their own ancestors"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from kvstore.wire.messages.puts import (
     PutPlans,
 )
 from master import planning
-from master.puts import BATCH_PARTS_MAX
+from master.state import STEPS_PER_TICK
 from tests.unit.master_pages import KEY, KEYS, bytes_in, granted, key, piece, refused, upto
 from tests.unit.master_rig import (
     CHUNK,
@@ -219,7 +220,7 @@ def test_bad_puts_are_refused_and_change_nothing(
 
 def test_too_many_parts_in_all_are_refused(rig: Rig) -> None:
     space = rig.open_namespace(parts=32)
-    pages = BATCH_PARTS_MAX // 32 + 1
+    pages = planning.BATCH_PARTS_MAX // 32 + 1
     reply = failure(space.begin(chain(1, pages), parts=tuple(range(32))))
     assert "parts" in reply.text
 
@@ -280,3 +281,116 @@ def test_the_roots_key_is_no_page(space: OpenedNamespace) -> None:
     refusal = failure(space.begin(key(0) + ROOT_PARENT))
     assert refusal.code == "bad_value"
     assert "root" in refusal.text
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is two chains."""
+    monkeypatch.setattr(planning, "PARTS_PER_STEP", 2)
+
+
+def many_chains(space: OpenedNamespace, count: int, *last: PutChain) -> BeginPut:
+    """A put of as many new pages, each a chain of its own, and of what else is given."""
+    chains = [PutChain(ROOT_PARENT, chain(100 + number, 1)) for number in range(count)]
+    return BeginPut(bytes(16), space.id, (*chains, *last), (0,), (4096,), 5.0)
+
+
+def test_many_chains_are_planned_in_steps_and_answered_at_once() -> None:
+    rig = Rig()
+    rig.add_worker(chunks=4, chunk_bytes=64 * CHUNK)
+    space = rig.open_namespace()
+    rig.checks = False
+    count = limits.BATCH_PAGES_MAX
+    assert rig.ask(rig.engine, many_chains(space, count)) is None
+    steps = 1
+    while rig.master.core.jobs:
+        planned = len(rig.master.core.plans)
+        assert planned == steps * planning.PARTS_PER_STEP
+        rig.tick()
+        steps += STEPS_PER_TICK
+    plans = rig.reply(rig.engine, rig.last_request)
+    assert isinstance(plans, PutPlans)
+    assert [(span.first, span.count) for span in plans.spans] == [(i, 1) for i in range(count)]
+    assert steps >= count / planning.PARTS_PER_STEP
+    rig.master.check_invariants()
+
+
+@pytest.mark.usefixtures("few")
+def test_whoever_repeats_a_put_that_is_being_planned_is_answered(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    message = many_chains(space, 7)
+    assert rig.ask(rig.engine, message) is None
+    first = rig.last_request
+    assert rig.ask(rig.engine, message) is None
+    rig.settle()
+    assert rig.reply(rig.engine, first) is None
+    plans = rig.reply(rig.engine, rig.last_request)
+    assert isinstance(plans, PutPlans)
+    assert granted(plans) == [(i, 1, 0) for i in range(7)]
+    assert rig.ask(rig.engine, message) is plans
+
+
+@pytest.mark.usefixtures("few")
+def test_a_writer_that_goes_while_its_put_is_planned_leaves_nothing(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    writer = rig.open("engine", TENANT, "writer")
+    assert rig.ask(writer, many_chains(space, 7)) is None
+    assert bytes_in(rig, ExtentState.RESERVED) == 2 * 4096
+    rig.close(writer)
+    rig.settle()
+    assert not rig.master.core.plans
+    assert bytes_in(rig, ExtentState.RESERVED) == 0
+
+
+@pytest.mark.usefixtures("few")
+def test_a_late_contradiction_undoes_every_step(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    assert rig.ask(rig.engine, many_chains(space, 6, PutChain(ROOT_PARENT, key(3)))) is None
+    rig.settle()
+    reply = rig.reply(rig.engine, rig.last_request)
+    assert failure(reply).code == "bad_value"
+    assert not rig.master.core.plans
+    assert not rig.engine_owner().puts
+
+
+@pytest.mark.usefixtures("few")
+def test_pages_removed_while_their_put_is_planned_are_not_open(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    assert rig.ask(rig.engine, many_chains(space, 3)) is None
+    request = rig.last_request
+    assert space.remove(chain(100, 1) + chain(101, 1)) == b"\1\1"
+    assert not rig.master.core.plans
+    rig.settle()
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+    (plan,) = rig.master.core.plans.values()
+    assert plan.keys == chain(102, 1)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_put_that_is_still_planned_does_not_time_out(rig: Rig, space: OpenedNamespace) -> None:
+    assert rig.ask(rig.engine, many_chains(space, 7)) is None
+    request = rig.last_request
+    jobs, rig.master.core.jobs = rig.master.core.jobs, deque()  # the master is very busy
+    rig.pass_time(limits.put_timeout_s(7 * 4096) + 1.0)
+    assert rig.master.core.plans
+    rig.master.core.jobs = jobs
+    rig.tick()
+    rig.settle()
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+
+
+@pytest.mark.usefixtures("few")
+def test_nothing_is_held_back_for_a_connection_that_has_gone(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.plans(KEYS)
+    sessions = [rig.open("engine", TENANT, "w", token=b"token") for _ in range(2)]
+    chains = tuple(PutChain(ROOT_PARENT, upto(8)) for _ in range(3))
+    message = BeginPut(bytes(16), space.id, chains, (0,), (4096,), 5.0)
+    assert rig.ask(sessions[0], message) is None
+    rig.close(sessions[0])
+    rig.settle()
+    assert not rig.master.core.waiting

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from kvstore import limits
+from kvstore.namespace import Layout, open_layout
 from kvstore.replica import ExtentState
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.puts import PutPlans
 from master.reclaim import EXPIRED_PER_TICK, SIZE_EVERY_S, make_room
 from master.tunables import Tunables
 from policies.eviction.lru import Lru
-from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.master_rig import OpenedNamespace, Rig, chain, small_content
 
 TTL_S = 2.0
 
@@ -233,6 +235,22 @@ def test_a_pool_that_can_make_no_room_rests() -> None:
     assert rig.master.wakeup_s > rig.now
     rig.settle()
     assert not rig.master.core.wanted_bytes  # nobody waits: who still wants it asks again
+
+
+def test_a_put_that_did_not_wait_wants_nothing_for_long() -> None:
+    rig, space = rig_with(chunks=1)
+    layout = Layout(page_tokens=2048)
+    opened = rig.ask(rig.engine, OpenNamespace(small_content(), layout))
+    assert isinstance(opened, NamespaceOpened)
+    large = OpenedNamespace(rig, open_layout(small_content(), layout), opened.ordinal)
+    space.put(chain(1, 16))
+    space.match(chain(1, 16))
+    assert space.begin(chain(2, 4), wait=True, timeout_s=30.0) is None
+    large.plans(chain(3, 1))
+    core = rig.master.core
+    assert core.wanted_bytes == {4096: 4 * 4096, 16 * 4096: 16 * 4096}
+    rig.tick()
+    assert core.wanted_bytes == {4096: 4 * 4096}, "who waits asks again"
 
 
 def test_eviction_takes_tails_first() -> None:
