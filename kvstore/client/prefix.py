@@ -9,13 +9,12 @@ because what comes after it is computed from it and is kept in no page.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Miss, Refused, RefusedReason, Stored
+from kvstore.client.staging import STAGING_BYTES, SpareBuffers
 from kvstore.errors import CallerError, KVStoreError
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
-
-STAGING_BYTES: Final = 32 * limits.MIB
-"""Memory that one call stages at a time: enough for full speed, little enough to stay cached."""
-STAGING_IDLE_MAX: Final = 4
-"""Staging buffers kept for the next calls: making one costs page faults over all its bytes."""
 
 CopyPages = Callable[[int, int, memoryview], None]
 """copy(first, count, memory): move pages [first, first + count) to or from `memory`, which holds
@@ -114,7 +108,8 @@ class PrefixCache:
         self._page_bytes = opened.namespace.page_bytes
         self._page_tokens = opened.namespace.layout.page_tokens
         self._batch_pages = max(1, staging_bytes // self._page_bytes)
-        self._staging = _Staging(store.buffer, self._batch_pages * self._page_bytes)
+        self._staging = SpareBuffers(store.buffer)
+        self._staging_bytes = self._batch_pages * self._page_bytes
 
     def fetch(self, tokens: Sequence[int], begin: Callable[[int], CopyPages]) -> Fetched:
         """Bring the longest known prefix of `tokens`, at most len(tokens) - 1 of them.
@@ -169,7 +164,7 @@ class PrefixCache:
         if match is None or not pages:
             return
         unpack = begin(pages)
-        with self._staging.take() as buffer:
+        with self._staging.take(self._staging_bytes) as buffer:
             for first in range(0, pages, self._batch_pages):
                 batch = chain.slice(first, min(first + self._batch_pages, pages))
                 if first:  # Each batch is read under a lease of its own.
@@ -207,7 +202,7 @@ class PrefixCache:
         kept = Kept(present=first)
         if first == len(chain):
             return kept
-        with self._staging.take() as buffer:
+        with self._staging.take(self._staging_bytes) as buffer:
             for start in range(first, len(chain), self._batch_pages):
                 batch = chain.slice(start, min(start + self._batch_pages, len(chain)))
                 pack(start, len(batch), buffer.view[: len(batch) * self._page_bytes])
@@ -240,34 +235,3 @@ class PrefixCache:
 
 def _text(error: KVStoreError) -> str:
     return f"{error.code}: {error}"
-
-
-class _Staging:
-    """Buffers of one size between pool and engine, kept for the next call."""
-
-    def __init__(self, new_buffer: Callable[[int], Buffer], size_bytes: int) -> None:
-        self._new_buffer = new_buffer
-        self._size_bytes = size_bytes
-        self._idle: list[Buffer] = []
-
-    @contextmanager
-    def take(self) -> Iterator[Buffer]:
-        """A buffer for one call. List operations are atomic: no fork can inherit a held lock."""
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            buffer = self._new_buffer(self._size_bytes)
-        if buffer.closed:  # A forked child finds its parent's buffers closed.
-            buffer = self._new_buffer(self._size_bytes)
-        try:
-            yield buffer
-        finally:
-            if len(self._idle) < STAGING_IDLE_MAX:
-                self._idle.append(buffer)
-            else:
-                buffer.close()
-
-    def close(self) -> None:
-        """Close the idle buffers."""
-        while self._idle:
-            self._idle.pop().close()

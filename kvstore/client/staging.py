@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvstore.transfer.memory import Memory
 
 STAGING_BYTES: Final = 32 * limits.MIB
+"""Memory that one call stages at a time: enough for full speed, little enough to stay cached."""
 IDLE_MAX: Final = 4
+"""Buffers kept for the next calls: making one costs page faults over all its bytes."""
 
 
 class Slice:
@@ -51,31 +53,27 @@ class Slice:
         return msgspec.structs.replace(self._request, sources=tuple(sources))
 
 
-class Staging:
-    """Buffers of the store, made when a put needs one and kept for the next."""
+class SpareBuffers:
+    """Buffers that are made when a call needs one and kept for the next."""
 
     def __init__(self, new_buffer: Callable[[int], Buffer]) -> None:
         """Make none yet."""
         self._new_buffer = new_buffer
         self._idle: list[Buffer] = []
 
-    def slices(self, request: PutRequest, source: Memory) -> Iterator[Slice]:
-        """The whole of a put whose bounds were checked, in slices that fit a buffer.
-
-        Each slice must be done with before the next is taken.
-        """
-        page_bytes = sum(each.part_bytes for each in request.sources)
-        step = max(1, STAGING_BYTES // page_bytes)
-        with self._buffer(max(STAGING_BYTES, page_bytes)) as buffer:
-            for first in range(0, request.pages, step):
-                stop = min(first + step, request.pages)
-                yield Slice(_pages_of(request, first, stop), source, buffer)
-
     @contextmanager
-    def _buffer(self, size_bytes: int) -> Iterator[Buffer]:
-        """A buffer for one put. List operations are atomic: a fork can never inherit a lock."""
-        buffer = self._idle.pop() if self._idle else None
-        if buffer is None or buffer.closed or buffer.size_bytes < size_bytes:
+    def take(self, size_bytes: int) -> Iterator[Buffer]:
+        """One of at least so many bytes, for one call.
+
+        List operations are atomic: no fork can inherit a held lock, and no thread a spare twice.
+        """
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            buffer = self._new_buffer(size_bytes)
+        # A forked child finds its parent's buffers closed.
+        if buffer.closed or buffer.size_bytes < size_bytes:
+            buffer.close()
             buffer = self._new_buffer(size_bytes)
         try:
             yield buffer
@@ -84,6 +82,31 @@ class Staging:
                 self._idle.append(buffer)
             else:
                 buffer.close()
+
+    def close(self) -> None:
+        """Close those that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Staging:
+    """A store's own buffers for puts from memory that workers cannot pull from."""
+
+    def __init__(self, new_buffer: Callable[[int], Buffer]) -> None:
+        """Make none yet."""
+        self._spare = SpareBuffers(new_buffer)
+
+    def slices(self, request: PutRequest, source: Memory) -> Iterator[Slice]:
+        """The whole of a put whose bounds were checked, in slices that fit a buffer.
+
+        Each slice must be done with before the next is taken.
+        """
+        page_bytes = sum(each.part_bytes for each in request.sources)
+        step = max(1, STAGING_BYTES // page_bytes)
+        with self._spare.take(max(STAGING_BYTES, page_bytes)) as buffer:
+            for first in range(0, request.pages, step):
+                stop = min(first + step, request.pages)
+                yield Slice(_pages_of(request, first, stop), source, buffer)
 
 
 def _pages_of(request: PutRequest, first: int, stop: int) -> PutRequest:

@@ -18,7 +18,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from kvstore import limits
-from kvstore.client.prefix import STAGING_BYTES, PageStore, PrefixCache
+from kvstore.client.prefix import PageStore, PrefixCache
+from kvstore.client.staging import STAGING_BYTES
 from kvstore.client.tensors import ORDER, dtype_name, dtype_of, layer_pages
 from kvstore.errors import CallerError
 from kvstore.namespace import Attention, CacheGroup, Content, Layout

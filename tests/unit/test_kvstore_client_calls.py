@@ -18,6 +18,7 @@ from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import PutOutcome, Refused, RefusedReason, Stored
 from kvstore.errors import BadValue, BufferClosed, LayoutMismatch, OutOfSpace
 from kvstore.namespace import opaque
+from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 from tests.fakes import ManualClock
 from tests.unit.client_scripts import Script, opened
@@ -114,6 +115,41 @@ def test_foreign_memory_is_staged_slice_by_slice(monkeypatch: pytest.MonkeyPatch
         seen += filled.pages
     assert seen == 8
     assert len(list(prepared.staging.slices(request, memory))) == 3
+    prepared.close()
+
+
+def test_a_spare_that_is_too_small_is_closed() -> None:
+    prepared = calls()
+    spares = staging.SpareBuffers(prepared.buffer)
+    with spares.take(SIZE) as small:
+        pass
+    with spares.take(SIZE) as again:
+        assert again is small
+    with spares.take(2 * SIZE) as large:
+        assert small.closed  # or workers that attached it would hold it for ever
+        assert large.size_bytes == 2 * SIZE
+    spares.close()
+    assert large.closed
+
+
+def test_threads_that_take_the_last_spare_at_once_get_two_buffers() -> None:
+    made: list[int] = []
+    prepared = calls()
+
+    class Taken(list[Buffer]):
+        """The list as a thread sees it whose last spare another has just taken."""
+
+        def __len__(self) -> int:
+            return 1
+
+    def new_buffer(size_bytes: int) -> Buffer:
+        made.append(size_bytes)
+        return prepared.buffer(size_bytes)
+
+    spares = staging.SpareBuffers(new_buffer)
+    spares._idle = Taken()  # noqa: SLF001 — no thread can be stopped between look and pop
+    with spares.take(SIZE):
+        assert made == [SIZE]
     prepared.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import errors
-from kvstore.client import prefix
+from kvstore.client import staging
 from kvstore.client.outcomes import MissReason, RefusedReason
 from kvstore.client.prefix import Fetched, Kept
 from tests.fake_store import FakeStore
@@ -213,7 +213,7 @@ def test_staging_buffers_are_reused_and_bounded(store: FakeStore) -> None:
 
 
 def test_surplus_staging_is_closed(store: FakeStore) -> None:
-    calls = prefix.STAGING_IDLE_MAX + 2
+    calls = staging.IDLE_MAX + 2
     engine = Engine(store)
     engine.store(text(TOKENS))
     together = threading.Barrier(calls)
@@ -235,7 +235,7 @@ def test_surplus_staging_is_closed(store: FakeStore) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(not buffer.closed for buffer in store.buffers) == prefix.STAGING_IDLE_MAX
+    assert sum(not buffer.closed for buffer in store.buffers) == staging.IDLE_MAX
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12: other tests' threads
