@@ -7,18 +7,13 @@ before the first byte until the last. Must not know why an extent is wanted.
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import os
-import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from kvstore.transfer.read_locks import lock_range
 
 if TYPE_CHECKING:
     from workers.events import Stretch
-
-_FLOCK: Final = struct.Struct("@hhqqi0q")
-"""struct flock on 64-bit Linux: type, whence, start, length, pid (0 for these locks)."""
-_REFUSED: Final = (errno.EAGAIN, errno.EACCES)
 
 
 class ExtentLocks:
@@ -38,17 +33,8 @@ class ExtentLocks:
 
     def unlock(self, stretch: Stretch, size_class: int) -> None:
         """Give a stretch's extents back to readers, as far as they were locked."""
-        self._set(fcntl.F_UNLCK, stretch.offset, stretch.count * size_class)
+        length = stretch.count * size_class
+        lock_range(self._fd, fcntl.F_UNLCK, self._base + stretch.offset, length)
 
     def _try(self, offset: int, length: int) -> bool:
-        try:
-            self._set(fcntl.F_WRLCK, offset, length)
-        except OSError as error:
-            if error.errno in _REFUSED:
-                return False
-            raise
-        return True
-
-    def _set(self, kind: int, offset: int, length: int) -> None:
-        request = _FLOCK.pack(kind, os.SEEK_SET, self._base + offset, length, 0)
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, request)
+        return lock_range(self._fd, fcntl.F_WRLCK, self._base + offset, length)

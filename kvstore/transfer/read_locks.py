@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_FLOCK: Final = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, len, pid
-_F_OFD_SETLK: Final = 37
-_SEEK_SET: Final = 0
+_FLOCK: Final = struct.Struct("@hhqqi0q")
+"""struct flock on 64-bit Linux: type, whence, start, length, pid (0 for these locks)."""
 
 _OPEN: Final[weakref.WeakSet[ReadLocks]] = weakref.WeakSet()
 
@@ -28,7 +27,7 @@ _OPEN: Final[weakref.WeakSet[ReadLocks]] = weakref.WeakSet()
 def lock_range(fd: int, kind: int, start: int, length: int) -> bool:
     """Set fcntl.F_RDLCK, F_WRLCK or F_UNLCK on a range; False when another holder forbids it."""
     try:
-        fcntl.fcntl(fd, _F_OFD_SETLK, _FLOCK.pack(kind, _SEEK_SET, start, length, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
