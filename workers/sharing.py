@@ -7,13 +7,12 @@ mapping would kill the process. Must not know sessions or pulls.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvstore.errors import BadValue
+from kvstore.transfer.buffer import require_sealed
 from kvstore.transfer.memory import address_of, populate
 from kvstore.wire.messages.transfers import SegmentsShared, SharedSegment
 
@@ -34,7 +33,7 @@ class ClientBuffer:
         BadValue unless it is sealed against shrinking and holds `size_bytes`.
         """
         try:
-            _check(fd, size_bytes)
+            require_sealed(fd, size_bytes)
             self._map = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(fd)
@@ -47,18 +46,6 @@ class ClientBuffer:
     def close(self) -> None:
         """Unmap; nothing may be pulled from it any more."""
         self._map.close()
-
-
-def _check(fd: int, size_bytes: int) -> None:
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError as error:
-        raise BadValue("buffer", "a descriptor of another kind", "a memfd") from error
-    if not seals & fcntl.F_SEAL_SHRINK:
-        raise BadValue("buffer", "a memfd that can shrink", "one sealed with F_SEAL_SHRINK")
-    length = os.fstat(fd).st_size
-    if not 0 < size_bytes <= length:
-        raise BadValue("size_bytes", size_bytes, f"1 to {length}, the length of the memfd")
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Buffer:
         self._closed = False
         self._on_close: list[Callable[[int], None]] = []
         length = (size_bytes + ALIGN_BYTES - 1) // ALIGN_BYTES * ALIGN_BYTES
-        self._fd = _sealed_memfd(length)
+        self._fd = sealed_memfd("kvharbor-buffer", length)
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         # The map lives as long as views of it do: this one until close, and those of callers.
         whole = _mapped(self._fd, length)
@@ -165,12 +165,32 @@ def _mapped(fd: int, length: int) -> mmap.mmap:
         raise OutOfSpace(f"a buffer of {length} bytes: {error}") from error
 
 
-def _sealed_memfd(length: int) -> int:
-    fd = os.memfd_create("kvharbor-buffer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def sealed_memfd(name: str, length: int) -> int:
+    """The descriptor of new shared memory of a length that nobody can change. OutOfSpace.
+
+    It takes memory only as it is written to. `name` is what /proc shows.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except (OSError, OverflowError) as error:
         os.close(fd)
-        raise OutOfSpace(f"a buffer of {length} bytes: {error}") from error
+        raise OutOfSpace(f"shared memory of {length} bytes: {error}") from error
     return fd
+
+
+def require_sealed(fd: int, size_bytes: int) -> None:
+    """BadValue unless a peer's descriptor is a memfd that always holds `size_bytes` > 0.
+
+    A mapping of memory that shrinks kills the process that reads it.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise BadValue("buffer", "a descriptor of another kind", "a memfd") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise BadValue("buffer", "a memfd that can shrink", "one sealed with F_SEAL_SHRINK")
+    length = os.fstat(fd).st_size
+    if not 0 < size_bytes <= length:
+        raise BadValue("size_bytes", size_bytes, f"1 to {length}, the length of the memfd")

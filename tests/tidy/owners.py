@@ -42,7 +42,12 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "prometheus_client": ("master/metrics.py", "workers/metrics.py"),
     "rich": CONSOLE,
     "sqlite3": ("kvstore/coordination/sqlite.py",),
-    "torch": ("kvstore/client/tensors.py", "kvstore/connectors/*", *MODEL_PROGRAMS),
+    "torch": (
+        "kvstore/client/tensors.py",
+        "kvstore/connectors/*",
+        "kvstore/transfer/cuda.py",
+        *MODEL_PROGRAMS,
+    ),
     "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS),
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
