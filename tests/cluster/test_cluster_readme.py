@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -44,9 +45,10 @@ def test_the_commands_in_the_readme_exist(shared_pool: Up) -> None:
     commands = [
         line.split("#")[0].split() for line in lines if line.startswith(".venv/bin/kvharbor")
     ]
-    assert [words[1] for words in commands] == ["up", "status"]
+    assert [words[1] for words in commands] == ["up", "status", "trace"]
     for words in commands:
         asked = [word for word in words[1:] if word.startswith("--")]
-        shown = kvharbor(words[1], "--help").stdout
+        command = itertools.takewhile(lambda word: word.isalpha() and word.islower(), words[1:])
+        shown = kvharbor(*command, "--help").stdout
         assert all(option in shown for option in asked)
     assert kvharbor("status", f"--master={shared_pool.master}").returncode == 0
