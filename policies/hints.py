@@ -6,7 +6,6 @@ a page with the best hints may go, one with the worst may stay.
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Final
 
 import msgspec
@@ -16,7 +15,6 @@ from kvstore.errors import BadValue
 SECONDS_MAX: Final = 86_400.0
 """Longest time that a hint may name: what lies further ahead is no reason to keep a page."""
 TURN_MAX: Final = 1 << 20
-TOKENS_MAX: Final = 1 << 32
 
 
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -24,30 +22,23 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     reuse_probability: float | None = None
     """Probability, 0 to 1, that this chain is used again."""
-    expected_gap_s: float | None = None
-    """Time until then, if it is."""
     session_closed: bool = False
     """The session says that it will not come back."""
     tool_call_s: float | None = None
     """A tool call is pending and is expected to return, with this chain, in so many seconds."""
     turn: int | None = None
     """Which request of its session this is, from 1."""
-    input_tokens: int | None = None
-    """Length of the whole prompt."""
 
     def check(self) -> None:
         """Raise BadValue for the first field whose value is never right."""
         chance = self.reuse_probability
         if chance is not None and not 0.0 <= chance <= 1.0:
             raise BadValue("reuse_probability", chance, "0 to 1")
-        for name in ("expected_gap_s", "tool_call_s"):
-            seconds = getattr(self, name)
-            if seconds is not None and not (isfinite(seconds) and 0.0 <= seconds <= SECONDS_MAX):
-                raise BadValue(name, seconds, f"0 to {SECONDS_MAX:g} seconds")
+        pending_s = self.tool_call_s
+        if pending_s is not None and not 0.0 <= pending_s <= SECONDS_MAX:
+            raise BadValue("tool_call_s", pending_s, f"0 to {SECONDS_MAX:g} seconds")
         if self.turn is not None and not 1 <= self.turn <= TURN_MAX:
             raise BadValue("turn", self.turn, f"1 to {TURN_MAX}")
-        if self.input_tokens is not None and not 0 <= self.input_tokens <= TOKENS_MAX:
-            raise BadValue("input_tokens", self.input_tokens, f"0 to {TOKENS_MAX}")
 
 
 NO_HINTS: Final = Hints()

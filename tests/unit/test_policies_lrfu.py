@@ -110,7 +110,7 @@ def test_no_ghosts_beyond_their_factor_of_the_pool() -> None:
     ("hints", "bias"),
     [
         (Hints(), 0.0),
-        (Hints(turn=3, input_tokens=100), 0.0),
+        (Hints(turn=3), 0.0),
         (Hints(reuse_probability=0.4), 0.0),
         (Hints(reuse_probability=0.8), 240.0),
         (Hints(reuse_probability=0.1), -480.0),
