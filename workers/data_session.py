@@ -29,7 +29,14 @@ from kvstore.rpc.failure import failure_of
 from kvstore.wire.framing import REPLY, REQUEST
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
-from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested, StreamSource
+from kvstore.wire.messages.puts import (
+    BufferSource,
+    EngineSource,
+    ExtentSource,
+    Ingest,
+    Ingested,
+    StreamSource,
+)
 from kvstore.wire.messages.transfers import (
     AttachBuffer,
     CheckRecords,
@@ -224,8 +231,10 @@ class DataSession:
                 now = self._service.clock.now_s()
                 stream = ingest.StreamSource(self._link, pages, message.part_bytes, now)
                 return OpenIngest(request_id, stream, stream=stream)
-            case _:
+            case EngineSource():
                 return OpenIngest(request_id, self._service.require_engine().source(message))
+            case ExtentSource():
+                raise BadValue("source", "extents", "a source that the client itself can reach")
 
     def _progress(self) -> None:
         """Bring one open request nearer to its answer; waits for whoever has its extents."""

@@ -135,7 +135,7 @@ class Pulls:
                 AnswerIngest(request.id, request.session, bytes((refusal,)) * len(request.offsets))
             ]
         table = self._holdings.segments[message.segment]
-        size_class = size_class_of(message.part_bytes)
+        size_class = message.size_class
         try:
             stretches = table.stretches(size_class, request.offsets)
         except BadValue as error:
@@ -274,6 +274,9 @@ def _opened(number: int, session: int, message: Ingest) -> Request:
     if not len(message.offsets) == len(message.checksums) == count * U64_BYTES:
         sizes = len(message.offsets), len(message.checksums)
         raise BadValue("offsets, checksums", sizes, f"{count * U64_BYTES} bytes for {count} keys")
+    if message.size_class != size_class_of(message.part_bytes):
+        want = f"{size_class_of(message.part_bytes)} for a part of {message.part_bytes} bytes"
+        raise BadValue("size_class", message.size_class, want)
     if len(message.parent) != KEY_BYTES:
         raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
     if not 0 <= message.part < limits.PARTS_MAX:

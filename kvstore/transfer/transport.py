@@ -13,6 +13,7 @@ import msgspec
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.page import checksum_seeds, seeded_checksum
+from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome, SegmentRef
 from kvstore.wire.messages.puts import BufferSource, EngineSource, Ingest, StreamSource
 
@@ -64,8 +65,9 @@ class IngestSpan(msgspec.Struct, frozen=True, gc=False):
         """The request that makes the worker pull these pages."""
         return Ingest(
             self.epoch, self.segment.segment, self.segment.incarnation, self.generation,
-            self.namespace_ordinal, self.part, self.part_bytes, self.token_count, self.parent,
-            self.keys, self.offsets, checksums, source,
+            self.namespace_ordinal, self.part, self.part_bytes, size_class_of(self.part_bytes),
+            self.token_count, self.parent, self.keys,
+            self.offsets, checksums, source,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.ids import Incarnation, SegmentId
-from kvstore.segment import check_geometry
+from kvstore.segment import check_geometry, size_class_of
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import (
@@ -79,7 +79,8 @@ def ingest(
     """An Ingest of pages with consecutive keys."""
     numbers = range(first_key, first_key + len(offsets))
     return Ingest(
-        epoch, SEGMENT, incarnation, generation(counter, epoch), 1, 0, size, 64, bytes(32),
+        epoch, SEGMENT, incarnation, generation(counter, epoch), 1, 0, size,
+        size_class_of(size), 64, bytes(32),
         b"".join(key(n) for n in numbers), packed(offsets),
         packed(checksum_of(n) for n in numbers), BufferSource(1, packed(offsets)),
     )  # fmt: skip

@@ -86,7 +86,8 @@ class Pages:
     def ingest(self, segment: DramSegment, counter: int = 5) -> Ingest:
         """The client's request."""
         return Ingest(
-            EPOCH, segment.id, segment.incarnation, generation(counter), 1, 0, self.size, 64,
+            EPOCH, segment.id, segment.incarnation, generation(counter), 1, 0, self.size,
+            size_class_of(self.size), 64,
             bytes(32), b"".join(self.keys), self.offsets.tobytes(), self.checksums.tobytes(),
             BufferSource(1, self.places().tobytes()),
         )  # fmt: skip

@@ -58,3 +58,5 @@ class Outcome(IntEnum):
     """The transport failed."""
     TOO_MANY_QUARANTINED = 12
     """This segment's quarantine is full: puts elsewhere go on."""
+    TOO_BIG = 13
+    """The encoded page does not fit its extent: plan a larger one."""

@@ -99,6 +99,19 @@ class HeartbeatNoted(Message, frozen=True, tag=87):
     known: bool
 
 
+class ReportSegment(Message, frozen=True, tag=88):
+    """Worker to master, after registration and at each change: how a segment's medium is -> Done.
+
+    `state`: "serving", "read_only" (readable, takes no more pages) or "failed" (every replica in
+    it is a miss); `reason` is for people.
+    """
+
+    segment: str
+    incarnation: int
+    state: str
+    reason: str
+
+
 class FenceExtents(Message, frozen=True, tag=96):
     """Master to worker: end pulls into these extents; refuse these and lower generations.
 

@@ -98,8 +98,20 @@ class EngineSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2
     addresses: bytes
 
 
+class ExtentSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """The bytes lie in other extents of the same worker; packed u64 columns, one entry a page.
+
+    For moves between tiers: only a master asks for it, over the worker's control connection.
+    """
+
+    segment: str
+    incarnation: int
+    offsets: bytes
+    generations: bytes
+
+
 class Ingest(Message, frozen=True, tag=35):
-    """Client to worker: pull these pages, verify, seal. Pages are [first, ...) of a plan's span.
+    """Client (or master) to worker: pull these pages, verify, seal: some pages of a plan's span.
 
     Answered by Ingested after the master has acknowledged the seal. Safe to repeat: it joins
     the first or gets its result.
@@ -112,6 +124,8 @@ class Ingest(Message, frozen=True, tag=35):
     namespace_ordinal: int
     part: int
     part_bytes: int
+    size_class: int
+    """Bytes of each extent: part_bytes rounded up to 4 KiB, or less where pages lie encoded."""
     token_count: int
     parent: bytes
     """Parent key of the first page; every later page's parent is the page before it."""
@@ -119,13 +133,16 @@ class Ingest(Message, frozen=True, tag=35):
     offsets: bytes
     checksums: bytes
     """Packed u64, computed by the writer over its own buffer before this was sent."""
-    source: BufferSource | StreamSource | EngineSource
+    source: BufferSource | StreamSource | EngineSource | ExtentSource
 
 
 class Ingested(Message, frozen=True, tag=36):
-    """Worker to client: one Outcome byte a page. OK means sealed and acknowledged."""
+    """Worker to who asked: one Outcome byte a page. OK means sealed and acknowledged."""
 
     outcomes: bytes
+    stored_max: int = 0
+    """Bytes of the largest page as it is stored, also where it was TOO_BIG; 0 where none was
+    encoded."""
 
 
 class Sealed(Message, frozen=True, tag=37):
