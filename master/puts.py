@@ -66,7 +66,8 @@ def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
 
 def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> Iterator[None]:
     """A job: plan a put, then answer it or hold the answer back."""
-    timeout_s = core.tunables.put_timeout_s(_asked_bytes(message))
+    pages = sum([len(chain.keys) for chain in message.chains]) // KEY_BYTES
+    timeout_s = core.tunables.put_timeout_s(pages * sum(message.part_bytes))
     put = Put(caller.session.owner, message.request, timeout_s, core.now, {}, caller)
     planner = Planner(core, core.namespaces.get(message.namespace), put, message)
     try:
@@ -151,11 +152,6 @@ def _retry(core: Core, waiting: Waiting) -> None:
     session.owner.waits.pop(waiting.message.request, None)
     caller = Caller(session, waiting.request_id)
     core.start(_try(core, caller, waiting.message, waiting.deadline_s))
-
-
-def _asked_bytes(message: BeginPut) -> int:
-    pages = sum(len(chain.keys) for chain in message.chains) // KEY_BYTES
-    return pages * sum(message.part_bytes)
 
 
 def sealed(core: Core, caller: Caller, message: Sealed) -> None:

@@ -177,7 +177,10 @@ class MasterService:
             return now
         try:
             for action in self._state.handle(event, now):
-                self._carry_out(action)
+                if isinstance(action, Reply):  # most are
+                    self._reply(action)
+                else:
+                    self._carry_out(action)
         except Exception as error:  # a bug in the core must end the master, not one connection
             self._break(error)
             return now
@@ -186,10 +189,8 @@ class MasterService:
             self._set_alarm(at_s, at_s - now)
         return now
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Command | Persist | CloseSession) -> None:
         match action:
-            case Reply():
-                self._reply(action.session, action.request_id, action.message)
             case Command():
                 peer = self._peers.get(action.session)
                 task = self._loop.create_task(self._ask(action.command, peer, action.message))
@@ -203,15 +204,16 @@ class MasterService:
             case _:
                 assert_never(action)
 
-    def _reply(self, session: SessionId, request_id: int, message: Message) -> None:
-        if session == INSIDE:
-            self._inside.append(message)
-        elif (peer := self._peers.get(session)) is not None:
+    def _reply(self, reply: Reply) -> None:
+        peer = self._peers.get(reply.session)
+        if peer is not None:
             try:
-                peer.reply(request_id, message)
+                peer.reply(reply.request_id, reply.message)
             except BadValue as error:
                 # Many parts and replicas of many pages: the caller can ask for fewer.
-                peer.fail(request_id, error)
+                peer.fail(reply.request_id, error)
+        elif reply.session == INSIDE:
+            self._inside.append(reply.message)
 
     async def _ask(self, command: CommandId, peer: Peer | None, message: Message) -> None:
         """Send a command; feed its answer back, or None when there will be none."""
