@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.errors import OutOfSpace
 from workers.tiers.disk import BLOCK_BYTES
 from workers.tiers.io_threads import IoThreads
 
@@ -95,3 +96,8 @@ def test_staging_is_aligned_and_a_threads_own(threads: IoThreads) -> None:
     others: list[object] = []
     threads.run([lambda: others.append(threads.staging(100).obj)])
     assert others[0] is not threads.staging(100).obj
+
+
+def test_memory_that_is_not_to_be_had_is_out_of_space(threads: IoThreads) -> None:
+    with pytest.raises(OutOfSpace, match="no memory for"):
+        threads.staging(1 << 60)

@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
+from kvstore.errors import OutOfSpace
 from workers.tiers.disk import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -51,11 +52,17 @@ class IoThreads:
             raise failed
 
     def staging(self, size_bytes: int) -> memoryview:
-        """Block-aligned memory of the calling thread, the same again at its next call."""
+        """Block-aligned memory of the calling thread, the same again at its next call.
+
+        OutOfSpace where the system has no memory for it.
+        """
         held: mmap.mmap | None = getattr(self._local, "memory", None)
         if held is None or len(held) < size_bytes:
             blocks = -(-size_bytes // BLOCK_BYTES)
-            held = self._local.memory = mmap.mmap(-1, blocks * BLOCK_BYTES)
+            try:
+                held = self._local.memory = mmap.mmap(-1, blocks * BLOCK_BYTES)
+            except OSError as error:
+                raise OutOfSpace(f"no memory for {size_bytes} bytes of staging") from error
         return memoryview(held)[:size_bytes]
 
     def close(self) -> None:
