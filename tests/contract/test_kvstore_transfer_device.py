@@ -14,9 +14,9 @@ import pytest
 
 from kvstore.errors import BadValue, BufferClosed, ConfigError, OutOfSpace, Unavailable
 from kvstore.transfer.buffer import Buffer, sealed_memfd
-from kvstore.transfer.cuda import cuda_devices
 from kvstore.transfer.device import CpuDevice, Handle, Move, open_device
 from kvstore.transfer.memory import Memory
+from tests.devices import DEVICES, device_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +30,9 @@ SIZE = 1 << 16
 DATA = bytes(range(256)) * (SIZE // 256)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
-    if request.param not in ("cpu", *cuda_devices()):
-        pytest.skip(f"this machine has no {request.param}: nothing of CUDA was tested")
-    return open_device(request.param)
+    return device_named(request.param)
 
 
 def host(data: bytes) -> Memory:

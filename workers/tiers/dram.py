@@ -121,7 +121,7 @@ def open_dram(
         finally:
             os.close(fd)  # the memory must be free before the new file is made
     if fd is None or header is None:
-        header = SegmentHeader(cluster, segment, _fresh_incarnation(), geometry)
+        header = SegmentHeader(cluster, segment, fresh_incarnation(), geometry)
         opened = DramSegment(_create(path, header), header)
     else:
         known = header.incarnation
@@ -193,8 +193,8 @@ def _usable_header(
     return header
 
 
-def _fresh_incarnation() -> Incarnation:
-    """The first life of a new file: one that no earlier file of that name can have had."""
+def fresh_incarnation() -> Incarnation:
+    """The first life of a new segment: one that none of that name can have had before."""
     drawn = int.from_bytes(os.urandom(FRESH_INCARNATION_BITS // 8), "little")
     return Incarnation((drawn << RESTART_BITS) + 1)
 
