@@ -69,7 +69,7 @@ class MappedSegment:
         """Copy and verify; one Outcome byte a page; places of pages that are not OK are zeroed."""
         self._touch_once()
         try:
-            check = _Check(self.geometry, span, self._view)
+            check = SpanCheck(self.geometry, span, self._view)
         except BadValue:
             into.wipe(span.places, span.part_bytes)
             return all_of(Outcome.STALE, len(span))
@@ -90,7 +90,7 @@ class MappedSegment:
         """
         self._touch_once()
         try:
-            check = _Check(self.geometry, span, self._view)
+            check = SpanCheck(self.geometry, span, self._view)
         except BadValue:
             return HeldSpan(span)
         held = HeldSpan(span, self)
@@ -193,8 +193,8 @@ class HeldSpan:
             self._mapped.unlock([offsets[i] for i in indices], self._span.part_bytes)
 
 
-class _Check:
-    """What each page of a span must be, in columns; reads records straight from the mapping."""
+class SpanCheck:
+    """What each page of a span must be, in columns; reads records straight from `file`."""
 
     def __init__(self, geometry: Geometry, span: ReadSpan, file: memoryview) -> None:
         """BadValue when an extent does not lie inside the segment."""
@@ -221,7 +221,7 @@ class _Check:
         return Outcome.OK if digest == self._checksums[i] else Outcome.CHECKSUM
 
 
-def _hashed_copies(check: _Check, base: int, into: Memory) -> Iterator[int]:
+def _hashed_copies(check: SpanCheck, base: int, into: Memory) -> Iterator[int]:
     """Copy small pages, many at once where they are neighbours; each one's checksum, in order."""
     offsets, places, size = check.offsets, check.span.places, check.span.part_bytes
     view, seeds = into.view, check.seeds
@@ -232,7 +232,7 @@ def _hashed_copies(check: _Check, base: int, into: Memory) -> Iterator[int]:
             yield xxhash.xxh3_64_intdigest(page, seeds[i])
 
 
-def _copied_hashes(check: _Check, base: int, into: Memory) -> Iterator[int]:
+def _copied_hashes(check: SpanCheck, base: int, into: Memory) -> Iterator[int]:
     """Copy large pages, piece by piece, each hashed while it is in the cache."""
     size, view = check.span.part_bytes, into.view
     for i, place in enumerate(check.span.places):
