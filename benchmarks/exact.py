@@ -8,16 +8,18 @@ not used is noticed late: exact are policies whose scores only a use changes.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from kvstore.ids import KEY_BYTES
 from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from master.replay.trace import Trace
     from policies.eviction.protocol import EvictionPolicy
+    from policies.hints import Hints
 
 
 class Page:
@@ -54,7 +56,7 @@ class ExactPool:
         self._leaves: list[tuple[float, int, Page]] = []  # heap: score, stamp
         self._stamps = 0
 
-    def serve(self, chain: Sequence[int], now_s: float) -> int:
+    def serve(self, chain: Sequence[int], now_s: float, hints: Hints = NO_HINTS) -> int:
         """One request for these pages from the root on; how many leading ones are hits."""
         found = [self._held[page] for page in chain if page in self._held]
         hits = len(found)  # without a hole: only leaves go
@@ -72,9 +74,9 @@ class ExactPool:
         for i in range(len(found) - 1, -1, -1):
             page = found[i]
             if i < hits:
-                self._policy.touched(page, now_s, NO_HINTS)
+                self._policy.touched(page, now_s, hints)
             else:
-                self._policy.entered(page, _key(page), now_s, NO_HINTS)
+                self._policy.entered(page, _key(page), now_s, hints)
             self._stamps += 1
             page.stamp = self._stamps
             self._offer(page, now_s)
@@ -113,14 +115,22 @@ class ExactPool:
 
 
 def exact_hit_ratio(
-    trace: Trace, capacity_pages: int, policy: EvictionPolicy, *, partial: bool = False
+    trace: Trace,
+    capacity_pages: int,
+    policy: EvictionPolicy,
+    *,
+    partial: bool = False,
+    hints: Iterable[Hints] = repeat(NO_HINTS),
 ) -> float:
-    """Token hit ratio, 0 to 1, from an empty pool. `partial` keeps partial last pages too."""
+    """Token hit ratio, 0 to 1, from an empty pool.
+
+    `partial` keeps partial last pages too; `hints` has one for each request.
+    """
     pool = ExactPool(capacity_pages, policy)
     hit_tokens = 0
-    for request in trace.requests:
+    for request, hint in zip(trace.requests, hints, strict=False):
         chain = request.pages if partial else trace.full_pages(request)
-        hits = pool.serve(chain, request.at_s)
+        hits = pool.serve(chain, request.at_s, hint)
         hit_tokens += min(hits * trace.page_tokens, request.tokens)
     return hit_tokens / (trace.tokens or 1)
 

@@ -1,4 +1,4 @@
-"""What no policy can beat: the hit ratio of one that knows the whole trace in advance.
+"""What the future would tell: the hit ratio of a policy that knows it, and hints that guess it.
 
 Belady's MIN with bypass: after every request, of the pages held and the pages of the request, those
 stay that are used again soonest (among equals those nearer to the root). A page is never used later
@@ -7,8 +7,11 @@ than one below it, so what stays is closed under prefixes, and MIN is exact for 
 
 from __future__ import annotations
 
+import random
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
+
+from policies.hints import NO_HINTS, Hints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,21 @@ def offline_optimum(trace: Trace, capacity_pages: int, *, partial: bool = False)
             if held.get(page) == -use:
                 del held[page]
     return hit_tokens / (trace.tokens or 1)
+
+
+def session_hints(trace: Trace, right: float, seed: int) -> list[Hints]:
+    """A hint for each request that says whether its session comes back, `right` of them truly.
+
+    A session comes back when the last full page of the request is used again. Which hints are
+    wrong is drawn at random; those of a real source err alike where requests are alike.
+    """
+    draw = random.Random(seed)
+    hints: list[Hints] = []
+    for uses in _next_uses([trace.full_pages(request) for request in trace.requests]):
+        comes_back = bool(uses) and uses[-1] != NEVER
+        said = comes_back if draw.random() < right else not comes_back
+        hints.append(Hints(reuse_probability=right if said else 1 - right) if uses else NO_HINTS)
+    return hints
 
 
 def leading(chain: Sequence[int], held: dict[int, int]) -> int:

@@ -195,7 +195,10 @@ def replay(
     capacity: Annotated[list[int], typer.Option(help="Pages of the pool; may be repeated.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="Of eviction; may be repeated.", show_default="the master's"),
+        typer.Option(
+            help="Of eviction, as name or name:parameter=value; may be repeated.",
+            show_default="the master's",
+        ),
     ] = None,
     page_tokens: Annotated[int, typer.Option(help="Tokens that one of hash_ids stands for.")] = 512,
     lease_ttl_s: Annotated[float, typer.Option(help="Lease of each hit; 0 for none.")] = 0.0,

@@ -47,6 +47,7 @@ from master.events import (
 )
 from master.state import MasterState
 from master.tunables import Tunables
+from policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     capacity_pages: int
     policy: str = "lrfu"
+    """Name of an eviction policy, and parameters other than its defaults: name:parameter=value."""
     lease_ttl_s: float = 0.0
     """Of each match; 0: only the pages of the running request are safe, as in most studies."""
     page_ttl_s: float = limits.PAGE_TTL_S
@@ -99,6 +101,7 @@ class VirtualPool:
         self.written: Counter[str] = Counter()
         """Pages that were put, by the tier that took them."""
         self.master = MasterState(_tunables(setting), Epoch(1))
+        self.master.core.eviction = registry.eviction(*policy_written(setting.policy))
         self._keys: dict[int, bytes] = {}
         self._replies: dict[tuple[SessionId, int], Message] = {}
         self._requests = 0
@@ -229,6 +232,15 @@ class VirtualPool:
         return key
 
 
+def policy_written(text: str) -> tuple[str, dict[str, str]]:
+    """Name and parameters of `name:parameter=value:…`, as the registry takes them."""
+    name, *written = text.split(":")
+    for each in written:
+        if "=" not in each:
+            raise BadValue("policy", text, "name:parameter=value")
+    return name, dict(each.split("=", 1) for each in written)
+
+
 def _tunables(setting: Setting) -> Tunables:
     if not limits.PAGE_TTL_MIN_S <= setting.page_ttl_s <= limits.PAGE_TTL_MAX_S:
         want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
@@ -240,7 +252,7 @@ def _tunables(setting: Setting) -> Tunables:
         worker_lost_after_s=NEVER_S,
         watermark_high=setting.watermark_high,
         watermark_low=setting.watermark_low,
-        eviction=setting.policy,
+        eviction=policy_written(setting.policy)[0],
     )
 
 

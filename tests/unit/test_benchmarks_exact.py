@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.exact import ExactPool, exact_hit_ratio
+from benchmarks.optimum import session_hints
 from benchmarks.sessions import chat_trace
 from master.replay.figures import replay
 from master.replay.pool import Setting, VirtualPool
@@ -67,3 +68,10 @@ def test_the_pool_itself_is_near(policy: str) -> None:
     deployed = replay(trace, VirtualPool(Setting(1000, policy), trace.page_tokens))
     assert deployed.evictions > 1000
     assert deployed.hit_ratio == pytest.approx(exact, abs=0.01)
+
+
+def test_hints_reach_the_policy() -> None:
+    trace = chat_trace(1, 600.0, 1.5)
+    hints = session_hints(trace, 1.0, seed=1)
+    blind = exact_hit_ratio(trace, 1000, registry.eviction("lrfu"))
+    assert exact_hit_ratio(trace, 1000, registry.eviction("lrfu"), hints=hints) > blind

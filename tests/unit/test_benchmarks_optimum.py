@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.exact import exact_hit_ratio
-from benchmarks.optimum import offline_optimum
+from benchmarks.optimum import offline_optimum, session_hints
 from benchmarks.sessions import chat_trace
 from master.replay.trace import Trace, TraceRequest
 from policies.eviction.lru import Lru
@@ -77,3 +77,18 @@ def test_no_policy_is_better_on_chats() -> None:
     for pages in (100, 1000, 3000):
         assert offline_optimum(trace, pages) >= exact_hit_ratio(trace, pages, Lru())
     assert offline_optimum(trace, 1 << 30) == pytest.approx(exact_hit_ratio(trace, 1 << 30, Lru()))
+
+
+def test_hints_say_whether_the_last_page_comes_back_as_often_rightly_as_asked() -> None:
+    trace = trace_of((0, 1), (0, 1, 2), (5,))
+    chances = [hint.reuse_probability for hint in session_hints(trace, 1.0, seed=1)]
+    assert chances == [1.0, 0.0, 0.0]
+    trace = chat_trace(1, 600.0, 1.0)
+    true, drawn = session_hints(trace, 1.0, seed=1), session_hints(trace, 0.8, seed=1)
+    pairs = [
+        (bool(a.reuse_probability), b.reuse_probability)
+        for a, b in zip(true, drawn, strict=True)
+        if a.reuse_probability is not None
+    ]
+    rightly = sum((chance == 0.8) == comes_back for comes_back, chance in pairs) / len(pairs)
+    assert rightly == pytest.approx(0.8, abs=0.04)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvstore.errors import BadValue, ConfigError
+from kvstore.errors import BadValue, CallerError, ConfigError
 from master.replay.pool import PUT_WAIT_S, Setting, VirtualPool
+from policies.eviction.lrfu import LrfuParameters
 
 TOKENS = 512
 
@@ -117,3 +118,17 @@ def test_a_ttl_out_of_bounds_is_refused(ttl_s: float) -> None:
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         VirtualPool(Setting(16, "nonsense"), TOKENS)
+
+
+def test_parameters_of_a_policy_are_written_behind_its_name() -> None:
+    pool = VirtualPool(Setting(16, "lrfu:half_life_s=60:ghost_factor=8"), TOKENS)
+    assert pool.master.core.eviction.parameters == LrfuParameters(half_life_s=60, ghost_factor=8)
+
+
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [("lrfu:half_life_s", "policy"), ("lrfu:half=1", "half"), ("lrfu:half_life_s=-1", "half_life")],
+)
+def test_a_parameter_that_does_not_exist_or_fit_is_refused(policy: str, named: str) -> None:
+    with pytest.raises(CallerError, match=named):
+        VirtualPool(Setting(16, policy), TOKENS)
