@@ -85,6 +85,16 @@ class LeaseRenewed(Message, frozen=True, tag=54):
     renewed: bytes
 
 
+class Prefetch(Message, frozen=True, tag=56):
+    """Client to master: these pages will be read soon: bring up what lies below DRAM -> Done.
+
+    A hint: it takes no lease, promises nothing and is answered before anything is brought.
+    """
+
+    namespace: bytes
+    keys: bytes
+
+
 class ReportSuspect(Message, frozen=True, tag=55):
     """Client to master: this replica failed verification while its lease was valid -> Done."""
 

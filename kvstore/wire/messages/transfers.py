@@ -84,6 +84,46 @@ class RecordsChecked(Message, frozen=True, tag=120):
     outcomes: bytes
 
 
+class StageExtents(Message, frozen=True, tag=123):
+    """Client to worker over the Unix socket: copy these pages from disk into memory -> Staged.
+
+    The worker decodes and verifies them. Safe to repeat: what is staged already is found again.
+    While there is room for none of them, a connection that holds nothing staged waits for some, for
+    up to `timeout_s`.
+    """
+
+    segment: str
+    incarnation: int
+    part: int
+    part_bytes: int
+    keys: bytes
+    offsets: bytes
+    generations: bytes
+    timeout_s: float
+
+
+class Staged(Message, frozen=True, tag=124):
+    """Worker to client: where OK pages lie now, in a DRAM segment that ShareSegments hands out.
+
+    They are not overwritten for STAGING_LEASE_S seconds unless released, and never while a view
+    holds its lock. BUSY: no room for this page yet. Packed u64 columns have one entry for each
+    page, also for those that are not OK.
+    """
+
+    outcomes: bytes
+    segment: str
+    incarnation: int
+    offsets: bytes
+    generations: bytes
+
+
+class ReleaseStaged(Message, frozen=True, tag=125):
+    """Client to worker: these places of Staged were read, or are locked, by now -> Done."""
+
+    offsets: bytes
+    generations: bytes
+
+
 class FindEngine(Message, frozen=True, tag=121):
     """Client to worker: where does its transfer engine serve this segment? -> EngineFound.
 
