@@ -1,4 +1,4 @@
-"""Pages in a buffer, seen as torch tensors: no copy, no knowledge of engines or of the pool.
+"""Pages in a buffer seen as torch tensors, and tensors as blocks of a device: nothing is copied.
 
 The only file of the client that imports torch; nothing in the client imports it. Owns the
 interior order of a page, "layer,kv,head,token,dim": for each layer first its keys, then its
@@ -14,11 +14,13 @@ import torch
 
 from kvstore.errors import BadValue, LayoutMismatch
 from kvstore.namespace import Attention
+from kvstore.transfer.device import open_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.namespace import Namespace
+    from kvstore.transfer.device import Block
 
 ORDER: Final = "layer,kv,head,token,dim"
 
@@ -66,6 +68,18 @@ def tensor_view(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) ->
     if memory.nbytes != want:
         raise LayoutMismatch(f"memory has {memory.nbytes} bytes, {list(shape)} takes {want}")
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+def device_block(tensor: torch.Tensor) -> Block:
+    """A tensor's memory as a block of its device, which keeps the tensor alive until closed.
+
+    Raises BadValue for a tensor with gaps, ConfigError for a device that blocks cannot be on.
+    """
+    if not tensor.is_contiguous() or not tensor.numel():
+        raise BadValue("tensor", list(tensor.stride()), "the strides of a tensor without gaps")
+    plain = tensor.detach()
+    device = open_device(str(plain.device))
+    return device.wrap(plain.data_ptr(), plain.nbytes, plain)
 
 
 def layer_pages(memory: memoryview, namespace: Namespace) -> list[LayerPages]:

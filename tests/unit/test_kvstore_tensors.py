@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from kvstore import errors
 from kvstore.client import tensors
 from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
+from kvstore.transfer.device import Move
+from kvstore.transfer.memory import Memory
+from tests.devices import DEVICES, device_named
 
 LAYERS, HEADS, KEY_DIM, VALUE_DIM, TOKENS = 3, 2, 4, 6, 5
 
@@ -114,3 +119,34 @@ def test_dtypes_have_names_both_ways() -> None:
         tensors.dtype_of("float64")
     with pytest.raises(errors.BadValue, match="float64"):
         tensors.dtype_name(torch.float64)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_tensor_is_a_block_of_its_device(name: str) -> None:
+    device = device_named(name)
+    tensor = torch.arange(24, dtype=torch.float32, device=name).reshape(4, 6)
+    block = tensors.device_block(tensor[1:3])
+    assert (block.device.name, block.size_bytes) == (device.name, 48)
+    into = Memory.of("into", bytearray(48), writable=True)
+    block.copy_to(into, [Move(0, 0, 48)])
+    assert torch.frombuffer(into.view, dtype=torch.float32).tolist() == list(range(6, 18))
+    block.copy_from(into, [Move(8, 0, 4)])
+    assert tensor[1].tolist() == [6, 7, 6, 9, 10, 11]
+
+
+def test_a_block_keeps_its_tensor_alive() -> None:
+    tensor = torch.zeros(3, requires_grad=True)
+    alive = weakref.ref(tensor.untyped_storage())
+    block = tensors.device_block(tensor)
+    del tensor
+    assert alive() is not None
+    block.close()
+    assert alive() is None
+
+
+def test_tensors_that_no_block_can_be_of_are_refused() -> None:
+    for tensor in (torch.zeros(4, 6).T, torch.zeros(4, 6)[:, 2:], torch.zeros(0)):
+        with pytest.raises(errors.BadValue, match="a tensor without gaps"):
+            tensors.device_block(tensor)
+    with pytest.raises(errors.ConfigError, match="device: got 'meta', want one of cpu"):
+        tensors.device_block(torch.zeros(4, device="meta"))
