@@ -12,6 +12,7 @@ from policies.admission.none import Nothing
 from policies.admission.second_touch import SecondTouch
 from policies.eviction.lrfu import Lrfu
 from policies.eviction.lru import Lru
+from policies.eviction.rent import Rent
 from policies.eviction.s3_fifo import S3Fifo
 from policies.eviction.ttl_lfu import TtlLfu
 from policies.parameters import amended
@@ -29,6 +30,7 @@ T = TypeVar("T")
 EVICTION: Final[dict[str, Callable[[], EvictionPolicy]]] = {
     "lrfu": Lrfu,
     "lru": Lru,
+    "rent": Rent,
     "s3-fifo": S3Fifo,
     "ttl-lfu": TtlLfu,
 }

@@ -9,7 +9,7 @@ from policies import registry
 from policies.eviction.lrfu import Lrfu, LrfuParameters
 from policies.parameters import Parameters, amended
 
-NAMES = ("lrfu", "lru", "s3-fifo", "ttl-lfu")
+NAMES = ("lrfu", "lru", "rent", "s3-fifo", "ttl-lfu")
 
 
 @pytest.mark.parametrize("name", NAMES)
