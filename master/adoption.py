@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import ROOT_PARENT
 from kvstore.record import Record, RecordFlag, RecordState
-from kvstore.replica import ExtentEvent
+from kvstore.replica import ExtentEvent, Tier
 from kvstore.segment import size_class_of
 from master.extent_allocator import Occupant
 from master.holes import make_holes
@@ -67,7 +67,7 @@ def _is_wanted(core: Core, segment: Segment, record: Record, above: bytes) -> bo
         or record.flags != RecordFlag.NONE
         or record.key == ROOT_PARENT
         or record.incarnation != segment.incarnation
-        or size_class_of(record.payload_bytes) != record.size_class
+        or not _has_right_class(segment, record)
         or core.tombstones.covers(segment.id, record.key, record.generation)
     ):
         return False
@@ -79,6 +79,14 @@ def _is_wanted(core: Core, segment: Segment, record: Record, above: bytes) -> bo
     if not parts and record.parent != ROOT_PARENT:
         return False  # named objects hang below nothing
     return _fits_tree(known.tree, segment, record, above)
+
+
+def _has_right_class(segment: Segment, record: Record) -> bool:
+    """Readers of memory find records by a part's length alone; only NVMe may hold encoded pages."""
+    whole = size_class_of(record.payload_bytes)
+    if segment.ref.tier != Tier.NVME:
+        return record.size_class == whole
+    return size_class_of(record.stored_bytes or record.payload_bytes) <= record.size_class <= whole
 
 
 def _fits_tree(tree: Tree, segment: Segment, record: Record, above: bytes) -> bool:

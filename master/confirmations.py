@@ -48,7 +48,7 @@ def _released(core: Core, order: Order, outcomes: bytes) -> None:
     done = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.OK]
     released = order if len(done) == len(order) else order.pick(done)
     event = _EVENTS[order.kind]
-    for span in segment.allocator.spans_at(released.offsets, order.size_class):
+    for span in segment.allocator.spans_at(released.offsets):
         _clear_tombstones(core, segment.id, span)
         segment.allocator.apply(span, event)
     if segment.held:

@@ -202,32 +202,46 @@ class ExtentAllocator:
         elif after == FREE:
             self._gave(chunk, count)
 
-    def locate(self, offset: int, size_class: int) -> Span | None:
-        """The slot at `offset`; None when no chunk of this class lies there."""
-        start = self.geometry.chunk_start(offset, size_class)
-        chunk = self.chunks.get(start)
-        if chunk is None or chunk.size_class != size_class:
+    def locate(self, offset: int) -> Span | None:
+        """The slot that begins at `offset`, whatever its class; None when none does."""
+        chunk = self._chunk_at(offset)
+        if chunk is None:
             return None
-        slot, rest = divmod(offset - start, size_class)
+        slot, rest = divmod(offset - chunk.start, chunk.size_class)
         return None if rest or slot >= chunk.slots else Span(chunk, slot, 1)
 
-    def spans_at(self, offsets: Iterable[int], size_class: int) -> list[Span]:
-        """Spans of these existing slots in the same order, neighbours joined."""
+    def spans_at(self, offsets: Iterable[int]) -> list[Span]:
+        """Spans of these existing slots in the same order, neighbours of one chunk joined."""
         spans: list[Span] = []
-        span_bytes = self.geometry.chunk_span(size_class)
-        chunk, slot, count = None, 0, 0
+        chunk, slot, count, end = None, 0, 0, 0
         for offset in offsets:
-            start = offset // span_bytes * span_bytes
-            at = (offset - start) // size_class
-            if chunk is not None and chunk.start == start and at == slot + count:
-                count += 1
-                continue
-            if chunk is not None:
+            if chunk is not None and chunk.start <= offset < end:
+                at = (offset - chunk.start) // chunk.size_class
+                if at == slot + count:
+                    count += 1
+                    continue
                 spans.append(Span(chunk, slot, count))
-            chunk, slot, count = self.chunks[start], at, 1
+            else:
+                if chunk is not None:
+                    spans.append(Span(chunk, slot, count))
+                chunk = self._chunk_at(offset)
+                assert chunk is not None, offset
+                end = chunk.start + chunk.frames * self.geometry.frame_bytes
+                at = (offset - chunk.start) // chunk.size_class
+            slot, count = at, 1
         if chunk is not None:
             spans.append(Span(chunk, slot, count))
         return spans
+
+    def _chunk_at(self, offset: int) -> Chunk | None:
+        """The chunk over this offset: a chunk begins at a multiple of its own length."""
+        frame_bytes = self.geometry.frame_bytes
+        for frames in LENGTHS:
+            start = offset // (frames * frame_bytes) * frames * frame_bytes
+            chunk = self.chunks.get(start)
+            if chunk is not None:
+                return chunk if offset < start + chunk.frames * frame_bytes else None
+        return None
 
     def close(self, chunk: Chunk) -> None:
         """Plan nothing in this chunk any more, so that it empties."""

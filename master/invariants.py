@@ -51,8 +51,12 @@ def check_invariants(core: Core) -> None:
 def _check_held(segment: Segment) -> None:
     """What only a reader's lock holds is quarantined (I17)."""
     for offset, size_class in segment.held.items():
-        span = segment.allocator.locate(offset, size_class)
-        if span is None or span.chunk.states[span.slot] != ExtentState.QUARANTINED:
+        span = segment.allocator.locate(offset)
+        if (
+            span is None
+            or span.chunk.size_class != size_class
+            or span.chunk.states[span.slot] != ExtentState.QUARANTINED
+        ):
             raise InvariantBroken(f"I17: {offset} of {segment.id} is held and not quarantined")
 
 
@@ -116,16 +120,11 @@ def _collect(places: dict[Place, bytes], run: Run, copy: Copy) -> None:
             if place in places:
                 raise InvariantBroken(f"I5: offset {offsets[page]} of {copy.segment.id} twice")
             places[place] = key
-            span = copy.segment.allocator.locate(offsets[page], _class(copy))
+            span = copy.segment.allocator.locate(offsets[page])
             if span is None or span.chunk.generations[span.slot] != generations[page]:
                 raise InvariantBroken(f"I3: no such generation at {offsets[page]}")
             if span.chunk.states[span.slot] != ExtentState.SEALED:
                 raise InvariantBroken(f"I3: copy at {offsets[page]} is not sealed")
-
-
-def _class(copy: Copy) -> int:
-    align = limits.EXTENT_ALIGN_BYTES
-    return (copy.part_bytes + align - 1) // align * align
 
 
 def _check_plans(core: Core) -> dict[Place, bytes]:

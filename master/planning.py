@@ -203,6 +203,7 @@ class Planner:
                 taken,
                 part,
                 part_bytes,
+                size_class,
                 segment,
                 offsets,
                 tuple(spans),

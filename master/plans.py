@@ -76,6 +76,8 @@ class Plan(msgspec.Struct, gc=False, eq=False):
     keys: bytes
     part: int
     part_bytes: int
+    size_class: int
+    """Bytes of each extent; less than the part's where pages lie encoded."""
     segment: Segment
     offsets: bytes
     spans: tuple[Span, ...]

@@ -12,7 +12,6 @@ from kvstore import limits
 from kvstore.errors import AccessDenied, BadValue, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
-from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
@@ -236,13 +235,10 @@ def _was_sealed(segment: Segment, generation: int, key: bytes, offset: int) -> b
 
     Then its extent waits for its leases to end, and the worker must not free it on its own (I9).
     """
-    frame_bytes = segment.geometry.frame_bytes
-    for chunk in segment.allocator.chunks_within(offset // frame_bytes * frame_bytes, frame_bytes):
-        slot, rest = divmod(offset - chunk.start, chunk.size_class)
-        if rest or slot >= chunk.slots or chunk.states[slot] not in _ONCE_SEALED:
-            continue
-        return (chunk.generations[slot], chunk.key(slot)) == (generation, key)
-    return False
+    span = segment.allocator.locate(offset)
+    if span is None or span.chunk.states[span.slot] not in _ONCE_SEALED:
+        return False
+    return (span.chunk.generations[span.slot], span.chunk.key(span.slot)) == (generation, key)
 
 
 def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes) -> None:
@@ -306,7 +302,7 @@ def watch_incomplete(core: Core, tree: Tree, keys: bytes, timeout_s: float) -> N
 def fail_pages(core: Core, plan: Plan, first: int, count: int) -> None:
     """Give up these open pages: quarantined until the worker has confirmed the fence (I6)."""
     segment = plan.segment
-    order = core.orders.new(OrderKind.FENCE, segment, size_class_of(plan.part_bytes))
+    order = core.orders.new(OrderKind.FENCE, segment, plan.size_class)
     for span in plan.pieces(first, count):
         segment.allocator.apply(span, ExtentEvent.PLAN_FAILED)
     order.offsets.frombytes(plan.offsets[first * WORD : (first + count) * WORD])

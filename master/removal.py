@@ -14,7 +14,6 @@ from kvstore import limits
 from kvstore.errors import BadValue, OutOfSpace
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.replica import ExtentEvent, ExtentState
-from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.reads import Remove, Removed
 from master.orders import OrderKind
@@ -228,28 +227,33 @@ def _take_out_stretch(
 
 def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count: int) -> None:
     """Take a copy out of the directory, and have its records written or tombstones stored."""
-    segment, size_class = copy.segment, size_class_of(copy.part_bytes)
+    segment = copy.segment
     a, b = page * WORD, (page + count) * WORD
     offsets, generations = words(copy.offsets[a:b]), words(copy.generations[a:b])
-    order = core.orders.new(OrderKind.RETIRE, segment, size_class)
+    orders: dict[int, Order] = {}
     for i, generation in enumerate(generations):
         if not generation:
             continue
         key, offset = run.key(page + i), offsets[i]
-        span = segment.allocator.locate(offset, size_class)
+        span = segment.allocator.locate(offset)
         assert span is not None, (segment.id, offset)
+        size_class = span.chunk.size_class
         segment.allocator.apply(span, ExtentEvent.RETIRED)
         if segment.takes_puts:
             retiring = Retiring(key, generation, size_class, run.leased_until_s, removal)
             core.removals.retiring.setdefault(segment, {})[offset] = retiring
             removal.open_steps += 1
+            order = orders.get(size_class)
+            if order is None:
+                order = orders[size_class] = core.orders.new(OrderKind.RETIRE, segment, size_class)
             order.offsets.append(offset)
             order.generations.append(generation)
         else:
             core.tombstones.add(segment.id, key, generation)
             core.removals.store(removal)
     segment.keep_until(run.leased_until_s)
-    core.orders.give(order)
+    for order in orders.values():
+        core.orders.give(order)
     run.clear(copy, page, count)
 
 

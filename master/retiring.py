@@ -10,7 +10,6 @@ from array import array
 from typing import TYPE_CHECKING
 
 from kvstore.replica import ExtentEvent
-from kvstore.segment import size_class_of
 from master.orders import OrderKind
 from master.packed import WORD, words
 from master.puts import prune
@@ -18,6 +17,7 @@ from master.puts import prune
 if TYPE_CHECKING:
     from master.core import Core
     from master.directory import Tree
+    from master.orders import Order
     from master.run import Copy, Run
 
 
@@ -40,17 +40,24 @@ def retire_copy(core: Core, run: Run, copy: Copy, first: int, count: int) -> int
         held = [i for i, generation in enumerate(generations) if generation]
         offsets = array("Q", [offsets[i] for i in held])
         generations = array("Q", [generations[i] for i in held])
-    size_class = size_class_of(copy.part_bytes)
     segment = copy.segment
-    for span in segment.allocator.spans_at(offsets, size_class):
+    orders: dict[int, Order] = {}
+    freed = at = 0
+    for span in segment.allocator.spans_at(offsets):
         segment.allocator.apply(span, ExtentEvent.RETIRED)
+        size_class = span.chunk.size_class
+        order = orders.get(size_class)
+        if order is None:
+            order = orders[size_class] = core.orders.new(OrderKind.FREE, segment, size_class)
+        order.offsets.extend(offsets[at : at + span.count])
+        order.generations.extend(generations[at : at + span.count])
+        at += span.count
+        freed += span.count * size_class
     run.clear(copy, first, count)
     segment.keep_until(run.leased_until_s)
-    order = core.orders.new(OrderKind.FREE, segment, size_class)
-    order.offsets.extend(offsets)
-    order.generations.extend(generations)
-    if run.leased_until_s > core.now:
-        core.orders.give_at(order, run.leased_until_s)
-    else:
-        core.orders.give(order)
-    return len(offsets) * size_class
+    for order in orders.values():
+        if run.leased_until_s > core.now:
+            core.orders.give_at(order, run.leased_until_s)
+        else:
+            core.orders.give(order)
+    return freed

@@ -10,7 +10,6 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
-from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from master.losses import drop_copy
@@ -47,17 +46,20 @@ def report_suspect(core: Core, caller: Caller, message: ReportSuspect) -> None:
     page = run.page_of(message.key)
     for copy in run.copies_of(message.part):
         if copy.segment is segment and copy.generation(page) == message.generation != 0:
-            _check(core, Suspect(segment, copy.offset(page), message.generation), copy.part_bytes)
+            check(core, Suspect(segment, copy.offset(page), message.generation))
 
 
-def _check(core: Core, suspect: Suspect, part_bytes: int) -> None:
+def check(core: Core, suspect: Suspect) -> None:
+    """Have the worker verify the payload of this extent, which is sealed."""
     if not suspect.segment.takes_puts or suspect in core.suspects:
         return
     if len(core.suspects) >= limits.SUSPECTS_MAX:  # I7: the next reader will report it again
         core.counters["suspects_dropped"] += 1
         return
     core.suspects.add(suspect)
-    order = core.orders.new(OrderKind.CHECK, suspect.segment, size_class_of(part_bytes))
+    span = suspect.segment.allocator.locate(suspect.offset)
+    assert span is not None, suspect
+    order = core.orders.new(OrderKind.CHECK, suspect.segment, span.chunk.size_class)
     order.offsets.append(suspect.offset)
     order.generations.append(suspect.generation)
     core.orders.give(order)
@@ -70,7 +72,7 @@ def checked(core: Core, order: Order, outcomes: bytes) -> None:
         core.suspects.discard(Suspect(segment, offset, generation))
         if outcome != Outcome.CHECKSUM:
             continue
-        span = segment.allocator.locate(offset, order.size_class)
+        span = segment.allocator.locate(offset)
         if span is None or span.chunk.states[span.slot] != ExtentState.SEALED:
             continue
         if span.chunk.generations[span.slot] == generation:

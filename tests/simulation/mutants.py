@@ -70,7 +70,7 @@ def _orders_done_at_once(patch: Patch, kind: OrderKind, event: ExtentEvent) -> N
             give(self, order)
             return
         allocator = order.segment.allocator
-        for span in allocator.spans_at(order.offsets, order.size_class):
+        for span in allocator.spans_at(order.offsets):
             allocator.apply(span, event)
 
     patch.setattr(OrderBook, "give", give_or_forget)

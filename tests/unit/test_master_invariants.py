@@ -59,7 +59,7 @@ def the_plan(core: Core) -> Plan:
 
 def slot_of(core: Core, offset: int) -> Span:
     """One extent."""
-    span = core.segments["w1-dram"].allocator.locate(offset, 4096)
+    span = core.segments["w1-dram"].allocator.locate(offset)
     assert span is not None
     return span
 

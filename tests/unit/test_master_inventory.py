@@ -85,7 +85,7 @@ class Scene:
 
     def state(self) -> ExtentState:
         """State of the extent at offset 0."""
-        span = self.allocator.locate(0, PAGE)
+        span = self.allocator.locate(0)
         return ExtentState.FREE if span is None else ExtentState(span.chunk.states[span.slot])
 
     @property
