@@ -196,6 +196,7 @@ def test_another_clusters_or_workers_segment_is_refused(
     opened(path)[0].close()
     with pytest.raises(ConfigError, match=f"holds segment {NAME} of cluster {CLUSTER}"):
         open_dram(path, cluster, SegmentId(name), GEOMETRY)
+    opened(path)[0].close()  # and the ownership was given up
 
 
 def test_a_damaged_header_makes_an_empty_segment(

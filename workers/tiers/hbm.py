@@ -28,7 +28,7 @@ from kvstore.transfer.device import Move
 from kvstore.transfer.transport import COLUMN_BYTES, all_of
 from kvstore.wire.messages.common import Outcome
 from workers.record_table import RecordTable
-from workers.tiers.dram import fresh_incarnation
+from workers.tiers.segment_file import fresh_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
