@@ -94,13 +94,15 @@ class AsyncKVStore:
             raise
         return store
 
-    async def open(self, content: Content, layout: Layout) -> OpenedNamespace:
+    async def open(
+        self, content: Content, layout: Layout, *, ttl_s: float | None = None
+    ) -> OpenedNamespace:
         """See KVStore.open."""
-        return await self._run(self._calls.open_steps(open_layout(content, layout)))
+        return await self._run(self._calls.open_steps(open_layout(content, layout), ttl_s))
 
-    async def open_opaque(self, name: str) -> OpenedNamespace:
+    async def open_opaque(self, name: str, *, ttl_s: float | None = None) -> OpenedNamespace:
         """See KVStore.open_opaque."""
-        return await self._run(self._calls.open_steps(opaque(self.tenant, name)))
+        return await self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""

@@ -41,6 +41,9 @@ SizeBytes = NewType("SizeBytes", int)
 Seconds = NewType("Seconds", float)
 """Written as a number of seconds; positive."""
 
+SecondsOrInf = NewType("SecondsOrInf", float)
+"""As `Seconds`, or inf: for ever."""
+
 ENVIRONMENT_PREFIX: Final = "KVHARBOR_"
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
@@ -173,9 +176,20 @@ def parse_seconds(value: object) -> Seconds:
     return Seconds(seconds)
 
 
+def parse_seconds_or_inf(value: object) -> SecondsOrInf:
+    """A positive number of seconds, or inf."""
+    if value in (math.inf, "inf"):
+        return SecondsOrInf(math.inf)
+    try:
+        return SecondsOrInf(parse_seconds(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or inf") from error
+
+
 PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     SizeBytes: parse_size,
     Seconds: parse_seconds,
+    SecondsOrInf: parse_seconds_or_inf,
     TcpAddress: parse_endpoint,
     AnyAddress: parse_any_address,
     Path: parse_path,

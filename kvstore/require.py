@@ -5,6 +5,7 @@ Pure. A wrong type that is let through travels to a peer, which hangs up without
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from kvstore import limits
@@ -18,6 +19,14 @@ def require(field: str, value: object, kind: type | UnionType, want: str) -> Non
     """BadValue unless `value` is of that type; True and False are no numbers."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise BadValue(field, value, want)
+
+
+def require_ttl(field: str, ttl_s: float) -> None:
+    """BadValue unless pages, or pins, may live so many seconds; infinity is for ever."""
+    want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S} seconds, or inf"
+    require(field, ttl_s, int | float, want)
+    if not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S and ttl_s != inf:
+        raise BadValue(field, ttl_s, want)
 
 
 def require_text(field: str, value: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:

@@ -122,7 +122,7 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     assert known is not None, first
     tree = known.tree
     keys = b"".join(record.key for record in group)
-    ttl_s = core.tunables.page_ttl_s
+    ttl_s = core.page_ttl_s(known)
     make_holes(core, tree, first.parent, keys, tree.stretches(keys), ttl_s)
     piece = Copy(
         first.part,

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from kvstore import limits
-from kvstore.config import Seconds, default_data_dir
+from kvstore.config import Seconds, SecondsOrInf, default_data_dir
 from kvstore.errors import BadValue
+from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
 from master.tunables import Tunables
 
@@ -29,8 +30,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     admin: TcpAddress | None = TcpAddress("127.0.0.1", limits.MASTER_ADMIN_PORT)
     """Serves /health, /status and /metrics over HTTP, without authentication."""
     lease_ttl_s: Seconds = Seconds(limits.LEASE_TTL_S)
-    page_ttl_s: Seconds = Seconds(limits.PAGE_TTL_S)
-    page_age_max_s: Seconds = Seconds(limits.PAGE_AGE_MAX_S)
+    page_ttl_s: SecondsOrInf = SecondsOrInf(limits.PAGE_TTL_S)
+    page_age_max_s: SecondsOrInf = SecondsOrInf(limits.PAGE_AGE_MAX_S)
     heartbeat_interval_s: Seconds = Seconds(limits.HEARTBEAT_INTERVAL_S)
     worker_lost_after_s: Seconds = Seconds(limits.WORKER_LOST_AFTER_S)
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
@@ -44,9 +45,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             raise BadValue("lease_ttl_s", self.lease_ttl_s, f"at most {limits.LEASE_TTL_MAX_S}")
         if self.lease_ttl_s <= limits.LEASE_MARGIN_S:
             raise BadValue("lease_ttl_s", self.lease_ttl_s, f"more than {limits.LEASE_MARGIN_S}")
-        if not limits.PAGE_TTL_MIN_S <= self.page_ttl_s <= limits.PAGE_TTL_MAX_S:
-            bounds = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
-            raise BadValue("page_ttl_s", self.page_ttl_s, bounds)
+        require_ttl("page_ttl_s", self.page_ttl_s)
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
             least = f"more than twice heartbeat_interval_s ({self.heartbeat_interval_s})"
             raise BadValue("worker_lost_after_s", self.worker_lost_after_s, least)

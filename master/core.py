@@ -7,9 +7,9 @@ MasterState.handle may change it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import inf
 from typing import TYPE_CHECKING, Final
 
-from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.ids import Epoch, generation_of
 from kvstore.lease import granter_release_s
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from master.events import Action
     from master.inventory import Comparison
     from master.membership import Worker
+    from master.namespaces import KnownNamespace
     from master.plans import Incomplete, Owner, OwnerKey, Plan, Put
     from master.run import Run
     from master.segments import Segment
@@ -137,11 +138,9 @@ class Core:
         """Until when a lease granted now keeps extents from being reused (I9)."""
         return granter_release_s(self.now, self.tunables.lease_ttl_s)
 
-    def page_ttl_s(self, asked: float | None) -> float:
-        """The TTL of pages put with this wish, within its bounds."""
-        if asked is None:
-            return self.tunables.page_ttl_s
-        return min(max(asked, limits.PAGE_TTL_MIN_S), limits.PAGE_TTL_MAX_S)
+    def page_ttl_s(self, known: KnownNamespace) -> float:
+        """The TTL of pages of this namespace that come in without one of their own."""
+        return self.tunables.page_ttl_s if known.ttl_s is None else known.ttl_s
 
     def press(self, segment: Segment) -> None:
         """Note that a segment was filled further."""
@@ -219,4 +218,6 @@ class Core:
         """Note an access: the TTL starts anew, the policy hears of it."""
         self.eviction.touched(run, self.now, NO_HINTS)
         expires_s = min(self.now + run.ttl_s, run.created_s + self.tunables.page_age_max_s)
+        if run.ttl_s == inf:
+            expires_s = inf
         run.expires_s = max(run.expires_s, expires_s)

@@ -205,6 +205,14 @@ class Tree:
             self._expiry.place(tail, tail.expires_s)
         return head, tail
 
+    def cut_at_end(self, stretch: Stretch) -> Stretch:
+        """The same pages as the last ones of a run, which is split for it if need be."""
+        end = stretch.page + stretch.count
+        if end == len(stretch.run):
+            return stretch
+        head, _ = self.split(stretch.run, end)
+        return Stretch(stretch.first, stretch.count, head, stretch.page)
+
     def prune(self, run: Run) -> list[Run]:
         """Drop holes that nothing hangs below, from the end of `run` and on towards the root.
 

@@ -5,6 +5,7 @@ Reads everything, changes nothing; takes time in proportion to the pool.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from kvstore import limits
@@ -63,7 +64,8 @@ def _check_held(segment: Segment) -> None:
 def _check_expiry(tree: Tree) -> None:
     """Every run has its time, or something that must end before (I18)."""
     for run in tree.all_runs():
-        if run.bucket == NOWHERE and not run.plans and not tree.has_children(run):
+        waits = run.plans or tree.has_children(run) or run.expires_s == inf
+        if run.bucket == NOWHERE and not waits:
             raise InvariantBroken(f"I18: a run of {len(run)} pages never expires")
 
 

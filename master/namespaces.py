@@ -14,6 +14,7 @@ from kvstore import limits
 from kvstore.errors import ConfigError, MalformedMessage, OutOfSpace, UnknownNamespace
 from kvstore.ids import short
 from kvstore.namespace import Namespace, open_layout
+from kvstore.require import require_ttl
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from master.directory import Tree
@@ -29,14 +30,17 @@ PREFIX: Final = "namespaces/"
 _ORDINAL: Final = struct.Struct("<I")
 
 
-class KnownNamespace(msgspec.Struct, eq=False, frozen=True):
+class KnownNamespace(msgspec.Struct, eq=False):
     """A namespace, its short number, and its pages."""
 
     namespace: Namespace
     ordinal: int
     tree: Tree
-    tickets: list[TicketId] = []
-    """The write that makes it durable, until that is done."""
+    ttl_s: float | None
+    """Of its pages; None: the master's."""
+    is_durable: bool
+    writing: TicketId | None = None
+    """The last write of its value, until that is done."""
 
 
 class Namespaces:
@@ -66,7 +70,7 @@ class Namespaces:
         Nothing is planned before: its ordinal in a record would mean another one after a crash.
         """
         known = self._by_id.get(namespace)
-        if known is None or known.tickets:
+        if known is None or not known.is_durable:
             raise UnknownNamespace(f"namespace {short(namespace)}: open it first")
         return known
 
@@ -104,25 +108,41 @@ def restore(core: Core, key: str, value: bytes) -> None:
     namespace = open_layout(message.content, message.layout)
     if key != PREFIX + namespace.id.hex():
         raise ConfigError(f"metadata value {key}: holds namespace {namespace.id.hex()}")
-    core.namespaces.add(KnownNamespace(namespace, ordinal, _tree(core, namespace, ordinal)))
+    tree = _tree(core, namespace, ordinal)
+    core.namespaces.add(KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=True))
 
 
 def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
     """Answer NamespaceOpened once the namespace's value is durable; safe to repeat."""
     caller.session.must_own(message.content)
+    if message.ttl_s is not None:
+        require_ttl("ttl_s", message.ttl_s)
     namespace = open_layout(message.content, message.layout)
     known = core.namespaces.find(namespace.id)
     if known is None:
         ordinal = core.namespaces.next_ordinal()
-        known = KnownNamespace(namespace, ordinal, _tree(core, namespace, ordinal), [])
+        tree = _tree(core, namespace, ordinal)
+        known = KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=False)
         core.namespaces.add(known)
-        value = _ORDINAL.pack(ordinal) + encode(message)
-        ticket = core.persist(
-            puts=((PREFIX + namespace.id.hex(), value),), then=known.tickets.clear
-        )
-        known.tickets.append(ticket)
+        _write(core, known, message)
+    elif message.ttl_s not in (None, known.ttl_s):
+        known.ttl_s = message.ttl_s
+        _write(core, known, message)
     answer = NamespaceOpened(namespace.id, known.ordinal)
-    if known.tickets:
-        core.when_persisted(known.tickets[0], lambda: core.reply(caller, answer))
-    else:
+    if known.writing is None:
         core.reply(caller, answer)
+    else:
+        core.when_persisted(known.writing, lambda: core.reply(caller, answer))
+
+
+def _write(core: Core, known: KnownNamespace, message: OpenNamespace) -> None:
+    key = PREFIX + known.namespace.id.hex()
+    ticket = core.persist(puts=((key, _ORDINAL.pack(known.ordinal) + encode(message)),))
+
+    def written() -> None:
+        known.is_durable = True
+        if known.writing == ticket:
+            known.writing = None
+
+    core.when_persisted(ticket, written)
+    known.writing = ticket

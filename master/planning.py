@@ -12,6 +12,7 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
+from kvstore.require import require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
@@ -56,7 +57,7 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
         raise BadValue("request", message.request, f"{REQUEST_BYTES} bytes")
     check_seconds("timeout_s", message.timeout_s)
     if message.ttl_s is not None:
-        check_seconds("ttl_s", message.ttl_s)
+        require_ttl("ttl_s", message.ttl_s)
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
@@ -91,6 +92,7 @@ class Planner:
         """Bytes that could find room if others went, by the size class that found none."""
         self._core = core
         self._tree: Tree = known.tree
+        self._ttl_s = core.page_ttl_s(known) if message.ttl_s is None else message.ttl_s
         self._token_count = known.namespace.layout.page_tokens
         self._put = put
         self._message = message
@@ -132,8 +134,7 @@ class Planner:
             return
         found = tree.stretches(chain.keys)
         _check_chain(tree, chain, found)
-        for stretch in found:
-            self._core.touch(stretch.run)
+        self._use(found)
         plans: list[Plan] = []
         self._is_cut = False
         for part, part_bytes in zip(parts, self._message.part_bytes, strict=True):
@@ -142,6 +143,16 @@ class Planner:
             self._take_in(chain, found, plans)
         if self._is_cut and self._message.wait:
             self._keep_end(chain)
+
+    def _use(self, found: list[Stretch]) -> None:
+        """Pages that are there are used by a put, and live as long as it asks."""
+        asked_s = self._message.ttl_s
+        if asked_s is not None and found and asked_s > found[-1].run.ttl_s:
+            found[-1] = self._tree.cut_at_end(found[-1])  # what follows was not asked for
+        for stretch in found:
+            if asked_s is not None:
+                stretch.run.ttl_s = max(stretch.run.ttl_s, asked_s)
+            self._core.touch(stretch.run)
 
     def _keep_end(self, chain: PutChain) -> None:
         """Lease the last page of the chain that is in the tree, while its rest waits for room.
@@ -241,14 +252,13 @@ class Planner:
         core, tree = self._core, self._tree
         granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
         keys = chain.keys[: granted * KEY_BYTES]
-        ttl_s = core.page_ttl_s(self._message.ttl_s)
-        make_holes(core, tree, chain.parent, keys, found, ttl_s)
+        make_holes(core, tree, chain.parent, keys, found, self._ttl_s)
         for plan in plans:
             for stretch in tree.stretches(plan.keys):
                 run = stretch.run
                 run.plans = (*run.plans, plan)
                 run.progress_s = run.created_s = core.now
-                run.ttl_s = max(run.ttl_s, ttl_s)
+                run.ttl_s = max(run.ttl_s, self._ttl_s)
                 run.expires_s = max(run.expires_s, core.now + run.ttl_s)
 
 

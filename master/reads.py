@@ -40,7 +40,7 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     known = _known(core, caller, message.namespace, message.keys)
     found = known.tree.leading(message.keys, core.version)
     if found:  # so that only matched pages are leased, and count as used
-        found[-1] = _split_at_end(known.tree, found[-1])
+        found[-1] = known.tree.cut_at_end(found[-1])
     _answer_located(core, caller, found, message)
 
 
@@ -89,14 +89,6 @@ def _known(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNa
     if len(keys) > limits.BATCH_PAGES_MAX * KEY_BYTES:
         raise BadValue("keys", len(keys) // KEY_BYTES, f"at most {limits.BATCH_PAGES_MAX} pages")
     return known
-
-
-def _split_at_end(tree: Tree, last: Stretch) -> Stretch:
-    end = last.page + last.count
-    if end == len(last.run):
-        return last
-    head, _ = tree.split(last.run, end)
-    return Stretch(last.first, last.count, head, last.page)
 
 
 def _lease(core: Core, run: Run, until_s: float) -> None:

@@ -69,7 +69,10 @@ class Wheel(Generic[T]):
         return (item for bucket in self._buckets.values() for item in bucket)
 
     def place(self, item: T, at_s: float) -> None:
-        """Let `item` come due at `at_s`, instead of when it was due before."""
+        """Let `item` come due at `at_s`, instead of when it was due before; never at infinity."""
+        if at_s == inf:
+            self.discard(item)
+            return
         number = int(at_s / self.grain_s)
         if item.bucket == number:
             return

@@ -21,7 +21,7 @@ from kvstore.client.staging import Staging
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import BufferClosed, MalformedMessage, OutOfSpace
-from kvstore.require import require
+from kvstore.require import require, require_ttl
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
@@ -149,12 +149,14 @@ class Calls:
 
         return read_steps(request, self.clock, rank)
 
-    def open_steps(self, namespace: Namespace) -> Steps[OpenedNamespace]:
-        """Make a namespace known to the master, once a store."""
+    def open_steps(self, namespace: Namespace, ttl_s: float | None) -> Steps[OpenedNamespace]:
+        """Make a namespace known to the master, once a store; a TTL is told each time."""
         known = self.opened.get(namespace.id)
-        if known is not None:
+        if ttl_s is not None:
+            require_ttl("ttl_s", ttl_s)
+        elif known is not None:
             return known
-        question = OpenNamespace(namespace.content, namespace.layout)
+        question = OpenNamespace(namespace.content, namespace.layout, ttl_s)
         reply = yield from ask(question, NamespaceOpened, self._timeout_s)
         if reply.namespace != namespace.id:
             raise MalformedMessage("the master opened another namespace")

@@ -14,7 +14,7 @@ from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
-from kvstore.require import require
+from kvstore.require import require, require_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +54,7 @@ def check_put(opened: OpenedNamespace, chain: PageChain, ttl_s: float | None, wa
     if pages > 1 and len(set(_KEY.iter_unpack(chain.packed))) != pages:
         raise BadValue("chain", chain, "distinct pages")
     if ttl_s is not None:
-        want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
-        require("ttl_s", ttl_s, int | float, want)
-        if not limits.PAGE_TTL_MIN_S <= ttl_s <= limits.PAGE_TTL_MAX_S:
-            raise BadValue("ttl_s", ttl_s, want)
+        require_ttl("ttl_s", ttl_s)
 
 
 def check_query(

@@ -101,13 +101,19 @@ class KVStore:
 
     # Namespaces and buffers.
 
-    def open(self, content: Content, layout: Layout) -> OpenedNamespace:
-        """Make a namespace known to the pool. BadValue names a field that is wrong."""
-        return self._run(self._calls.open_steps(open_layout(content, layout)))
+    def open(
+        self, content: Content, layout: Layout, *, ttl_s: float | None = None
+    ) -> OpenedNamespace:
+        """Make a namespace known to the pool. BadValue names a field that is wrong.
 
-    def open_opaque(self, name: str) -> OpenedNamespace:
+        `ttl_s` is that of pages which are put without one, by anybody, from now on; infinity is
+        for ever. None leaves it as it is, at first the master's.
+        """
+        return self._run(self._calls.open_steps(open_layout(content, layout), ttl_s))
+
+    def open_opaque(self, name: str, *, ttl_s: float | None = None) -> OpenedNamespace:
         """A namespace of named objects of any size, without prefix; see `put_objects`."""
-        return self._run(self._calls.open_steps(opaque(self.tenant, name)))
+        return self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """Memory that pages are put from and read into without another copy.

@@ -22,6 +22,7 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, Epoch
 from kvstore.namespace import Attention, CacheGroup, Content, Layout
+from kvstore.require import require_ttl
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.membership import (
     ExtentsConfirmed,
@@ -242,9 +243,7 @@ def policy_written(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _tunables(setting: Setting) -> Tunables:
-    if not limits.PAGE_TTL_MIN_S <= setting.page_ttl_s <= limits.PAGE_TTL_MAX_S:
-        want = f"{limits.PAGE_TTL_MIN_S} to {limits.PAGE_TTL_MAX_S}"
-        raise BadValue("page_ttl_s", setting.page_ttl_s, want)
+    require_ttl("page_ttl_s", setting.page_ttl_s)
     return Tunables(
         cluster="replay",
         lease_ttl_s=setting.lease_ttl_s or limits.LEASE_TTL_S,

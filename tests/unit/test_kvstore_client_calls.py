@@ -16,10 +16,12 @@ from kvstore.client import checks, staging
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import PutOutcome, Refused, RefusedReason, Stored
+from kvstore.client.steps import drive
 from kvstore.errors import BadValue, BufferClosed, LayoutMismatch, OutOfSpace
 from kvstore.namespace import opaque
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
+from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from tests.fakes import ManualClock
 from tests.unit.client_scripts import Script, opened
 
@@ -40,6 +42,15 @@ def test_the_usual_deadline_leaves_time_for_the_bytes() -> None:
     assert request.deadline_s == pytest.approx(want_s)
     told = prepared.put_request(space, chain, {0: range(64)}, None, (None, True, 3.0))
     assert told.deadline_s == prepared.clock.now_s() + 3.0
+
+
+def test_a_namespace_is_asked_for_once_but_for_its_ttl() -> None:
+    space, script, prepared = opened(), Script(), calls()
+    script.will(*[NamespaceOpened(space.namespace.id, 7)] * 3)
+    for ttl_s in (None, None, 60.0, 60.0, None):
+        assert drive(prepared.open_steps(space.namespace, ttl_s), script) == space
+    content, layout = space.namespace.content, space.namespace.layout
+    assert script.asked == [OpenNamespace(content, layout, each) for each in (None, 60.0, 60.0)]
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])

@@ -141,7 +141,11 @@ ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
     "part_bytes": (lambda v: put(OBJECTS, size_bytes=v), (0, -1, 1 << 70)),
     "ttl_s": (
         lambda v: put(wishes=(v, True, None)),
-        (*NO_NUMBER[1:], NAN, float("inf"), 0, -1, 10**400),
+        (*NO_NUMBER[1:], NAN, float("-inf"), 0, -1, 10**400),
+    ),
+    "ttl_s, open": (
+        lambda v: next(CALLS.open_steps(SPACE.namespace, v)),
+        (*NO_NUMBER[1:], NAN, float("-inf"), 0, -1, 10**400),
     ),
     "wait": (lambda v: put(wishes=(None, v, None)), NO_BOOL),
     "locations": (lambda v: CALLS.read_request(v, 0, [0], None), NO_STRUCT),
@@ -174,6 +178,7 @@ def test_right_arguments_pass() -> None:
     assert put().deadline_s > 0
     assert put(OBJECTS, OBJECTS.names([b"a", b"b"]), size_bytes=1).sources[0].part_bytes == 1
     assert put(wishes=(60, False, 1)).ttl_s == 60
+    assert put(wishes=(float("inf"), False, 1)).ttl_s == float("inf")
     assert CALLS.query(SPACE, CHAIN, 1, [1, 0], lease=False).parts == (1, 0)
     assert CALLS.query(OBJECTS, OBJECTS.names([b"a"]), None, (0,)).parts == (0,)
     assert checks.view_places(MATCH, None) == range(2)

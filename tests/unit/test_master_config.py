@@ -35,6 +35,12 @@ def test_what_is_set_reaches_the_core() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("written", [float("inf"), "inf"])
+def test_pages_may_live_for_ever(written: object) -> None:
+    told = read(page_ttl_s=written, page_age_max_s=written).tunables("c")
+    assert (told.page_ttl_s, told.page_age_max_s) == (float("inf"), float("inf"))
+
+
 def test_the_socket_is_below_the_data_folder_unless_it_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +69,9 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("lease_ttl_s", 10.5, "at most 10.0"),
         ("lease_ttl_s", 0.5, "more than 0.5"),
         ("page_ttl_s", 0.5, "1.0 to 604800.0"),
-        ("page_ttl_s", 1e6, "1.0 to 604800.0"),
+        ("page_ttl_s", 1e6, "1.0 to 604800.0 seconds, or inf"),
+        ("page_ttl_s", -1, "a positive number of seconds, or inf"),
+        ("page_age_max_s", float("nan"), "a number of seconds, or inf"),
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),

@@ -22,9 +22,9 @@ from tests.unit.master_rig import (
 )
 
 
-def opened(parts: int = 1, tenant: str = "tenant") -> OpenNamespace:
+def opened(parts: int = 1, tenant: str = "tenant", ttl_s: float | None = None) -> OpenNamespace:
     """A request."""
-    return OpenNamespace(small_content(parts, tenant), small_layout(parts))
+    return OpenNamespace(small_content(parts, tenant), small_layout(parts), ttl_s)
 
 
 def test_the_answer_waits_for_the_store() -> None:
@@ -71,6 +71,33 @@ def test_ordinals_are_never_reused() -> None:
     rig.takeover(2)
     assert rig.open_namespace(8).ordinal == 4
     assert rig.open_namespace(2).ordinal == 2
+
+
+def test_a_namespaces_ttl_is_durable_before_the_answer() -> None:
+    rig = Rig()
+    rig.open_namespace()
+    rig.holds_persists = True
+    assert rig.ask(rig.engine, opened(ttl_s=60.0)) is None
+    told = rig.last_request
+    assert rig.ask(rig.engine, opened()) is None, "the value that holds for it is not durable yet"
+    known = next(iter(rig.master.core.namespaces))
+    assert rig.master.core.namespaces.get(known.namespace.id) is known, "puts go on meanwhile"
+    rig.holds_persists = False
+    rig.store_all()
+    assert isinstance(rig.reply(rig.engine, told), NamespaceOpened)
+    stored = dict(rig.store)
+    rig.ask(rig.engine, opened(ttl_s=60.0))
+    rig.ask(rig.engine, opened())
+    assert rig.store == stored
+    rig.takeover(2)
+    assert [each.ttl_s for each in rig.master.core.namespaces] == [60.0]
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 0.5, 1e9, float("nan"), float("-inf")])
+def test_a_ttl_that_is_never_right_is_named(wrong: float) -> None:
+    reply = failure(Rig().ask(Rig().engine, opened(ttl_s=wrong)))
+    assert reply.code == "bad_value"
+    assert reply.text == f"ttl_s: got {wrong!r}, want 1.0 to 604800.0 seconds, or inf"
 
 
 def test_another_tenants_namespace_is_refused() -> None:

@@ -81,17 +81,6 @@ def test_pages_go_when_their_time_is_up() -> None:
     assert sealed_bytes(rig) == 8 * 4096
 
 
-def test_a_ttl_is_kept_within_its_bounds() -> None:
-    rig, space = rig_with()
-    space.put(chain(1, 1), ttl_s=0.0)
-    space.put(chain(2, 1), ttl_s=float("inf"))
-    expiries = [rig.master.core.tree(1).get(chain(n, 1)) for n in (1, 2)]
-    assert [run.expires_s - rig.now for run in expiries if run is not None] == [
-        limits.PAGE_TTL_MIN_S,
-        limits.PAGE_TTL_MAX_S,
-    ]
-
-
 def test_a_parent_lives_as_long_as_its_children() -> None:
     rig, space = rig_with()
     keys = chain(1, 4)

@@ -39,6 +39,13 @@ class WheelMachine(RuleBasedStateMachine):
         self.due_s[item] = self.now_s + after_s
 
     @rule(number=st.integers(0, 7))
+    def never(self, number: int) -> None:
+        """Place at infinity: out it is."""
+        self.wheel.place(self.items[number], inf)
+        assert self.items[number].bucket == NOWHERE
+        self.due_s.pop(self.items[number], None)
+
+    @rule(number=st.integers(0, 7))
     def discard(self, number: int) -> None:
         """Take out, there or not."""
         self.wheel.discard(self.items[number])

@@ -7,10 +7,15 @@ from kvstore.wire.messages.base import Message
 
 
 class OpenNamespace(Message, frozen=True, tag=16):
-    """Answered by NamespaceOpened once the namespace's value is stored durably."""
+    """Answered by NamespaceOpened once the namespace's value is stored durably.
+
+    `ttl_s`: TTL of pages that are put from now on without one of their own; infinity for ever.
+    None leaves it as it is, at first the master's own.
+    """
 
     content: Content
     layout: Layout
+    ttl_s: float | None = None
 
 
 class NamespaceOpened(Message, frozen=True, tag=17):
