@@ -163,7 +163,9 @@ class Commands:
         slot = (offset - chunk.start) // chunk.size_class
         work = self._holdings.at(chunk, slot)
         if work is not None:
-            return self._decide_busy(work, command, page, actions)
+            # A sealed extent of a pull is the one that it copies: it stays as it is till then.
+            is_target = work.kind is WorkKind.PULL and chunk.states[slot] != RecordState.SEALED
+            return self._decide_pulled(work, command, page, actions) if is_target else WAITING
         if command.kind is WorkKind.FREE:
             return _decide_free(chunk, slot, generation)
         if command.kind is WorkKind.REMOVE:
@@ -171,10 +173,8 @@ class Commands:
         sealed = chunk.states[slot] == RecordState.SEALED
         return CHOSEN if sealed and chunk.generations[slot] == generation else Outcome.STALE
 
-    def _decide_busy(self, work: Work, command: Command, page: int, actions: list[Action]) -> int:
-        """End an older pull and wait for it; leave a newer one alone; wait for anything else."""
-        if work.kind is not WorkKind.PULL:
-            return WAITING
+    def _decide_pulled(self, work: Work, command: Command, page: int, actions: list[Action]) -> int:
+        """End an older pull and wait for it; leave a newer one alone."""
         if work.generation > command.generations[page]:
             return Outcome.OK
         if command.kind is not WorkKind.FREE:

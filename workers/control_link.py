@@ -20,7 +20,16 @@ from kvstore.errors import AccessDenied, KVStoreError, StaleEpoch, Unavailable, 
 from kvstore.rpc.backoff import Backoff
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.server import dial_peer
-from workers.events import CommandReceived, LinkClosed, LinkOpened, MasterAnswered, Tick
+from kvstore.wire.messages.puts import Ingest
+from workers.events import (
+    MOVER,
+    CommandReceived,
+    IngestRequested,
+    LinkClosed,
+    LinkOpened,
+    MasterAnswered,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +89,7 @@ class ControlLink:
         self._in_loop(self._start_call, number, message)
 
     def answer(self, command: int, message: Message) -> None:
-        """Reply to a command."""
+        """Reply to a command, or to an Ingest of the leader's."""
         self._in_loop(self._answer, command, message)
 
     def drop(self, reason: str) -> None:
@@ -180,7 +189,10 @@ class ControlLink:
     def _on_request(self, peer: Peer, request_id: int, message: Message) -> None:
         number = self._service.next_number()
         self._commands[number] = (peer, request_id)
-        self._service.dispatch(CommandReceived(number, message))
+        if isinstance(message, Ingest):
+            self._service.dispatch(IngestRequested(number, MOVER, message))
+        else:
+            self._service.dispatch(CommandReceived(number, message))
 
     def _answer(self, command: int, message: Message) -> None:
         peer, request_id = self._commands.pop(command, (None, 0))

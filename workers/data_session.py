@@ -262,7 +262,7 @@ class DataSession:
         if isinstance(action, AnswerIngest):
             if opened.stream is not None:
                 opened.stream.finish()
-            self._reply(opened.request_id, Ingested(action.outcomes))
+            self._reply(opened.request_id, Ingested(action.outcomes, action.stored_max))
             return
         self._reply(opened.request_id, Failure(action.code, action.text))
         if opened.stream is not None:

@@ -7,10 +7,15 @@ not know sockets, files or threads.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.puts import Ingest
+
+MOVER: Final = 0
+"""The session of what the leader asks to be moved; clients' sessions are numbered from 1."""
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +68,7 @@ class CommandReceived(msgspec.Struct, frozen=True):
 
 
 class IngestRequested(msgspec.Struct, frozen=True):
-    """A client asks for a pull. `request` is fresh; `session` is the client's connection."""
+    """Somebody asks for a pull. `request` is fresh; `session` is a client's connection or MOVER."""
 
     request: int
     session: int
@@ -78,6 +83,8 @@ class PullEnded(msgspec.Struct, frozen=True):
 
     pull: int
     outcomes: bytes
+    stored_max: int = 0
+    """As in Ingested."""
 
 
 class WorkEnded(msgspec.Struct, frozen=True):
@@ -164,6 +171,8 @@ class StartPull(msgspec.Struct, frozen=True):
     message: Ingest
     size_class: int
     stretches: tuple[Stretch, ...]
+    source_classes: tuple[int, ...] = ()
+    """Of a move: the size class of each page's source extent, 0 where the page is not pulled."""
 
 
 class CancelPull(msgspec.Struct, frozen=True):
@@ -178,6 +187,7 @@ class AnswerIngest(msgspec.Struct, frozen=True):
     request: int
     session: int
     outcomes: bytes
+    stored_max: int = 0
 
 
 class RefuseIngest(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, InvariantBroken
 from kvstore.record import RecordState, chunk_digest
+from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ChunkDigest
 from workers.events import Stretch
@@ -108,12 +109,24 @@ class SegmentTable:
         "_frame_bytes",
         "chunks",
         "geometry",
+        "holds_encoded",
         "incarnation",
         "segment",
     )
 
-    def __init__(self, segment: SegmentId, incarnation: Incarnation, geometry: Geometry) -> None:
-        """A segment of this life in which nothing lies."""
+    def __init__(
+        self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        geometry: Geometry,
+        *,
+        holds_encoded: bool = False,
+    ) -> None:
+        """A segment of this life in which nothing lies.
+
+        `holds_encoded`: parts may lie in extents of a smaller class than their own length's.
+        """
+        self.holds_encoded = holds_encoded
         self.segment = segment
         self.incarnation = incarnation
         self.geometry = geometry
@@ -164,6 +177,24 @@ class SegmentTable:
         """The chunk, of whatever class, in which this payload offset lies."""
         frame = offset // self._frame_bytes
         return self._chunk_of_frame[frame] if frame < len(self._chunk_of_frame) else None
+
+    def slot_at(self, offset: int) -> tuple[ChunkTable, int] | None:
+        """The extent at this payload offset, whatever its class; None where none begins."""
+        chunk = self.chunk_around(offset)
+        if chunk is None:
+            return None
+        slot, rest = divmod(offset - chunk.start, chunk.size_class)
+        return None if rest or slot >= len(chunk.states) else (chunk, slot)
+
+    def check_class(self, size_class: int, part_bytes: int) -> None:
+        """BadValue unless parts of this length may lie in extents of this class here."""
+        if not 0 < part_bytes <= self.geometry.chunk_bytes:
+            raise BadValue("part_bytes", part_bytes, f"1 to {self.geometry.chunk_bytes}")
+        full = size_class_of(part_bytes)
+        least = size_class_of(1) if self.holds_encoded else full
+        if not least <= size_class <= full or size_class_of(size_class) != size_class:
+            want = f"{least} to {full}, a multiple of {size_class_of(1)}"
+            raise BadValue("size_class", size_class, want)
 
     def _drop(self, chunk: ChunkTable) -> None:
         """Forget an idle chunk, but not which generations its extents refuse (I6)."""

@@ -1,8 +1,8 @@
 """The extents that this worker holds and who is at work on them.
 
-A *work* is a pull, a free, a removal or a check: it has its extents to itself from `begin` to
-`end` (one pull per extent and generation, and nothing else meanwhile: I6). Shared by the parts of
-the state machine; must not know requests, commands or the link.
+A *work* is a pull, a free, a removal or a check: it has its extents, and those that it copies, to
+itself from `begin` to `end` (one pull per extent and generation, nothing else meanwhile: I6).
+Shared by the parts of the state machine; must not know requests, commands or the link.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.events import ExtentGroup
 from workers.extent_table import NOBODY, ChunkTable, SegmentTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from workers.events import Stretch
 
@@ -32,6 +32,18 @@ class WorkKind(Enum):
     CHECK = "check"
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """One extent."""
+
+    chunk: ChunkTable
+    slot: int
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody is at work on it."""
+        return self.chunk.works[self.slot] != NOBODY
+
+
 class Work(msgspec.Struct, gc=False):
     """Extents in use by one piece of work. `owner` is the request or command that it is for."""
 
@@ -42,6 +54,8 @@ class Work(msgspec.Struct, gc=False):
     extents: ExtentGroup
     generation: int = 0
     """Of a pull; 0 for other kinds."""
+    sources: tuple[Place, ...] = ()
+    """Sealed extents that a move copies: busy as well, so that nothing frees them meanwhile."""
     is_cancelled: bool = False
 
 
@@ -66,12 +80,21 @@ class Holdings:
         table = self.segments.get(segment)
         return table if table is not None and table.incarnation == incarnation else None
 
-    def begin(self, kind: WorkKind, owner: int, extents: ExtentGroup, generation: int = 0) -> Work:
+    def begin(
+        self,
+        kind: WorkKind,
+        owner: int,
+        extents: ExtentGroup,
+        generation: int = 0,
+        sources: tuple[Place, ...] = (),
+    ) -> Work:
         """Start a work on extents that are idle: it has them from here on."""
         table = self.segments[extents.segment]
-        work = Work(self.next_number(), kind, owner, table, extents, generation)
+        work = Work(self.next_number(), kind, owner, table, extents, generation, sources)
         for stretch in extents.stretches:
             table.chunks[stretch.chunk_start].occupy(stretch, work.id)
+        for place in sources:
+            place.chunk.works[place.slot] = work.id
         self.works[work.id] = work
         return work
 
@@ -94,24 +117,35 @@ class Holdings:
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken unless columns and works agree, and pulls are what they say."""
-        busy: dict[tuple[str, int, int], int] = {}
+        busy: dict[tuple[int, int], int] = {}
         for number, work in self.works.items():
-            for stretch in work.extents.stretches:
-                self._check_stretch(work, stretch)
-                for slot in range(stretch.slot, stretch.slot + stretch.count):
-                    place = (work.table.segment, stretch.chunk_start, slot)
-                    if busy.setdefault(place, number) != number:
-                        raise InvariantBroken(f"I6 works {busy[place]} and {number} have {place}")
+            for chunk, slot in self._extents_of(work):
+                place = (id(chunk), slot)
+                if busy.setdefault(place, number) != number:
+                    raise InvariantBroken(
+                        f"I6 works {busy[place]} and {number} have slot {slot} of {chunk.start}"
+                    )
         for table in self.segments.values():
             table.check_invariants()
             for chunk in table.chunks.values():
                 for slot, number in enumerate(chunk.works):
-                    if number != busy.get((table.segment, chunk.start, slot), NOBODY):
+                    if number != busy.get((id(chunk), slot), NOBODY):
                         raise InvariantBroken(
                             f"I6 work {number} has no slot {slot} of {chunk.start}"
                         )
                     if chunk.states[slot] == RecordState.RESERVED and number == NOBODY:
                         raise InvariantBroken(f"I6 slot {slot} of {chunk.start} waits for nobody")
+
+    def _extents_of(self, work: Work) -> Iterator[tuple[ChunkTable, int]]:
+        for stretch in work.extents.stretches:
+            self._check_stretch(work, stretch)
+            chunk = work.table.chunks[stretch.chunk_start]
+            for slot in range(stretch.slot, stretch.slot + stretch.count):
+                yield chunk, slot
+        for place in work.sources:
+            if place.chunk.states[place.slot] != RecordState.SEALED:
+                raise InvariantBroken(f"I6 pull {work.id} copies slot {place.slot}, not sealed")
+            yield place.chunk, place.slot
 
     def _check_stretch(self, work: Work, stretch: Stretch) -> None:
         if work.kind is not WorkKind.PULL:

@@ -202,6 +202,8 @@ class Pull:
         Afterwards every record is SEALED (for OK) or FREE, and every lock is given back.
         """
         for stretch in self._start.stretches:
+            if self._is_cancelled:
+                break  # one that waited for its turn meanwhile writes no record at all
             try:
                 self._pull(stretch)
             except Exception:  # ours, or a system that refuses locks: the extent stays FREE

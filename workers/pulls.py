@@ -15,9 +15,8 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, OutOfSpace
-from kvstore.ids import KEY_BYTES, Generation, epoch_of
+from kvstore.ids import KEY_BYTES
 from kvstore.record import RecordState
-from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted
 from workers.events import (
@@ -32,33 +31,19 @@ from workers.events import (
     WriteFree,
 )
 from workers.extent_table import NOBODY, ChunkTable, SegmentTable
-from workers.holdings import Holdings, Work, WorkKind
+from workers.holdings import Holdings, Place, Work, WorkKind
+from workers.pull_requests import U64_BYTES, UNDECIDED, Request, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvstore.wire.messages.base import Message
 
-UNDECIDED: Final = 255
 _SETTLED: Final = bytes((Outcome.OK, Outcome.PLAN_CLOSED))
 """What a leader says of a seal that it need not be told again."""
-U64_BYTES: Final = 8
 UNREPORTED_MAX: Final = limits.WAITING_PUTS_MAX
 """Reports that no leader has answered. Beyond that the oldest is forgotten: its put times out at
 the leader, which then fences the extents, or the next inventory lists them."""
-U32_MAX: Final = 0xFFFF_FFFF
-
-
-class Request(msgspec.Struct, gc=False):
-    """An Ingest on its way: waiting, being pulled, or being reported."""
-
-    id: int
-    session: int
-    message: Ingest
-    offsets: array[int]
-    checksums: array[int]
-    outcomes: bytearray
-    """An Outcome a page, UNDECIDED while the page is still to be pulled."""
 
 
 class Report(msgspec.Struct, gc=False):
@@ -100,9 +85,9 @@ class Pulls:
     # --- requests ---------------------------------------------------------------------------
 
     def request(self, number: int, session: int, message: Ingest) -> list[Action]:
-        """A client asks; refused outright when the message contradicts itself."""
+        """Somebody asks; refused outright when the message contradicts itself."""
         try:
-            request = _opened(number, session, message)
+            request = opened(number, session, message)
         except BadValue as error:
             return [RefuseIngest(number, session, error.code, str(error))]
         return self._decide(request)
@@ -137,11 +122,17 @@ class Pulls:
         table = self._holdings.segments[message.segment]
         size_class = message.size_class
         try:
+            table.check_class(size_class, message.part_bytes)
             stretches = table.stretches(size_class, request.offsets)
         except BadValue as error:
             return [RefuseIngest(request.id, request.session, error.code, str(error))]
         chunks: list[ChunkTable | None] = []
-        must_wait = self._is_paused(message.segment)
+        places: list[Place | None] = []
+        if request.sources is not None:
+            places = request.sources.places(self._holdings, request.checksums)
+        must_wait = self._is_paused(message.segment) or any(
+            place is not None and place.is_busy for place in places
+        )
         for stretch in stretches:
             chunk = table.cut(stretch.offset, size_class)
             chunks.append(chunk)
@@ -150,15 +141,27 @@ class Pulls:
             return self._wait(request)
         wanted: list[Stretch] = []
         for stretch, chunk in zip(stretches, chunks, strict=True):
-            wanted += self._claim(request, stretch, chunk)
+            wanted += self._claim(request, stretch, chunk, places)
         if not wanted:
             return self._report(request)
-        extents = ExtentGroup(table.segment, size_class, tuple(wanted))
-        work = self._holdings.begin(WorkKind.PULL, request.id, extents, message.generation)
-        self.running[work.id] = request
-        return [
-            StartPull(work.id, request.id, request.session, message, size_class, extents.stretches)
+        return [self._start(request, ExtentGroup(table.segment, size_class, tuple(wanted)), places)]
+
+    def _start(
+        self, request: Request, extents: ExtentGroup, places: list[Place | None]
+    ) -> StartPull:
+        message, outcomes = request.message, request.outcomes
+        # Those of the pages that are left to be pulled; a move's other sources are let go.
+        taken = [
+            place if outcome == UNDECIDED else None
+            for place, outcome in zip(places, outcomes, strict=False)
         ]
+        sources = tuple(place for place in taken if place is not None)
+        work = self._holdings.begin(WorkKind.PULL, request.id, extents, message.generation, sources)
+        self.running[work.id] = request
+        return StartPull(
+            work.id, request.id, request.session, message, extents.size_class, extents.stretches,
+            tuple(0 if place is None else place.chunk.size_class for place in taken),
+        )  # fmt: skip
 
     def _wait(self, request: Request) -> list[Action]:
         if len(self.waiting) >= limits.WAITING_PUTS_MAX:
@@ -167,7 +170,13 @@ class Pulls:
         self.waiting.append(request)
         return []
 
-    def _claim(self, request: Request, stretch: Stretch, chunk: ChunkTable | None) -> list[Stretch]:
+    def _claim(
+        self,
+        request: Request,
+        stretch: Stretch,
+        chunk: ChunkTable | None,
+        places: list[Place | None],
+    ) -> list[Stretch]:
         """Reserve what may be pulled of an idle stretch; the other pages get their outcome."""
         page, stop = stretch.page, stretch.page + stretch.count
         if chunk is None:  # extents of another class lie there
@@ -176,7 +185,8 @@ class Pulls:
         generation, first = request.message.generation, stretch.slot
         last = first + stretch.count
         all_free = chunk.states.count(RecordState.FREE, first, last) == stretch.count
-        if all_free and max(chunk.generations[first:last]) < generation:
+        are_there = None not in places[page:stop]
+        if all_free and are_there and max(chunk.generations[first:last]) < generation:
             found = [stretch]
         else:
             known = (
@@ -184,6 +194,9 @@ class Pulls:
                 for i in range(stretch.count)
             )
             request.outcomes[page:stop] = bytes(known)
+            for lost in (i for i, place in enumerate(places[page:stop], page) if place is None):
+                if request.outcomes[lost] == UNDECIDED:
+                    request.outcomes[lost] = Outcome.SOURCE_LOST
             found = _undecided(request.outcomes, stretch, request.offsets)
         for each in found:
             chunk.reserve(each, generation, request.checksums[each.page : each.page + each.count])
@@ -191,9 +204,12 @@ class Pulls:
 
     # --- pulls and reports ------------------------------------------------------------------
 
-    def ended(self, work: Work, outcomes: bytes) -> list[Action]:
+    def ended(self, work: Work, outcomes: bytes, stored_max: int) -> list[Action]:
         """A pull is over; what it sealed is reported, whether or not somebody waits for it."""
         request = self.running.pop(work.id)
+        request.stored_max = stored_max
+        for place in work.sources:
+            place.chunk.works[place.slot] = NOBODY
         for stretch in work.extents.stretches:
             page, stop = stretch.page, stretch.page + stretch.count
             work.table.chunks[stretch.chunk_start].settle(stretch, outcomes[page:stop])
@@ -206,7 +222,7 @@ class Pulls:
         if any(outcomes):
             pages = tuple(page for page, outcome in enumerate(outcomes) if not outcome)
         if not pages:
-            return [AnswerIngest(request.id, request.session, bytes(outcomes))]
+            return [_answer(request)]
         return [self._call(Report(_sealed_message(request, pages), request, pages))]
 
     def _call(self, report: Report) -> Action:
@@ -223,9 +239,9 @@ class Pulls:
             outcomes = reply.outcomes
         self._keep(message, is_settled=not outcomes.translate(None, _SETTLED))
         if not any(outcomes):
-            return _answer(report, outcomes)
+            return _told(report, outcomes)
         closed = [i for i, outcome in enumerate(outcomes) if outcome == Outcome.PLAN_CLOSED]
-        return _answer(report, outcomes) + (self._give_up(message, closed) if closed else [])
+        return _told(report, outcomes) + (self._give_up(message, closed) if closed else [])
 
     def _keep(self, message: Sealed, *, is_settled: bool) -> None:
         """Remember a report for the next leader, or forget it: all of it is settled."""
@@ -263,33 +279,6 @@ class Pulls:
             if pages:
                 actions.append(self._call(Report(_only(message, pages))))
         return actions
-
-
-def _opened(number: int, session: int, message: Ingest) -> Request:
-    """The request in `message`; BadValue where its columns do not fit each other."""
-    count, rest = divmod(len(message.keys), KEY_BYTES)
-    if rest or not 0 < count <= limits.BATCH_PAGES_MAX:
-        want = f"1 to {limits.BATCH_PAGES_MAX} keys of {KEY_BYTES} bytes"
-        raise BadValue("keys", len(message.keys), want)
-    if not len(message.offsets) == len(message.checksums) == count * U64_BYTES:
-        sizes = len(message.offsets), len(message.checksums)
-        raise BadValue("offsets, checksums", sizes, f"{count * U64_BYTES} bytes for {count} keys")
-    if message.size_class != size_class_of(message.part_bytes):
-        want = f"{size_class_of(message.part_bytes)} for a part of {message.part_bytes} bytes"
-        raise BadValue("size_class", message.size_class, want)
-    if len(message.parent) != KEY_BYTES:
-        raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
-    if not 0 <= message.part < limits.PARTS_MAX:
-        raise BadValue("part", message.part, f"0 to {limits.PARTS_MAX - 1}")
-    if not 0 <= message.token_count <= limits.TOKENS_PER_PAGE_MAX:
-        raise BadValue("token_count", message.token_count, f"0 to {limits.TOKENS_PER_PAGE_MAX}")
-    if not 0 <= message.namespace_ordinal <= U32_MAX:
-        raise BadValue("namespace_ordinal", message.namespace_ordinal, f"0 to {U32_MAX}")
-    if epoch_of(Generation(message.generation)) != message.epoch:
-        raise BadValue("generation", message.generation, f"one of epoch {message.epoch}")
-    offsets, checksums = array("Q", message.offsets), array("Q", message.checksums)
-    undecided = bytearray((UNDECIDED,)) * count
-    return Request(number, session, message, offsets, checksums, undecided)
 
 
 def _known_outcome(chunk: ChunkTable, slot: int, generation: int, checksum: int) -> int:
@@ -355,23 +344,25 @@ def _still_sealed(
         return
     offsets = array("Q", message.offsets)
     for page in range(len(offsets)) if pages is None else pages:
-        chunk = table.chunk_around(offsets[page])
-        if chunk is None:
-            continue
-        slot, rest = divmod(offsets[page] - chunk.start, chunk.size_class)
-        if rest or slot >= len(chunk.states):
+        found = table.slot_at(offsets[page])
+        if found is None:
             continue  # the chunk was cut anew for another class
+        chunk, slot = found
         same = chunk.generations[slot] == message.generation
         if same and chunk.states[slot] == RecordState.SEALED and chunk.works[slot] == NOBODY:
             yield offsets[page], chunk, slot
 
 
-def _answer(report: Report, outcomes: bytes) -> list[Action]:
-    """The reply to the client whose pages these are, if somebody waits."""
+def _answer(request: Request) -> AnswerIngest:
+    return AnswerIngest(request.id, request.session, bytes(request.outcomes), request.stored_max)
+
+
+def _told(report: Report, outcomes: bytes) -> list[Action]:
+    """The reply to whoever asked for these pages, if somebody waits."""
     request = report.request
     if request is None:
         return []
     if any(outcomes):
         for page, outcome in zip(report.pages, outcomes, strict=True):
             request.outcomes[page] = outcome
-    return [AnswerIngest(request.id, request.session, bytes(request.outcomes))]
+    return [_answer(request)]

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from kvstore.errors import BadValue
 from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import InventoryRows
-from kvstore.wire.messages.puts import Sealed
+from kvstore.wire.messages.puts import Ingested, Sealed
 from workers import events
 from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
-from workers.events import AnswerIngest, RefuseIngest, StartPull
+from workers.events import MOVER, AnswerIngest, RefuseIngest, StartPull
 from workers.metrics import Counts
+from workers.mover import Mover
 from workers.running_pulls import RunningPulls
 from workers.verification import verify
 
@@ -57,6 +59,7 @@ class Service:
         self.line = line
         self.buffers = ClientBuffers()
         self.pulls = RunningPulls()
+        self.mover = Mover(self)
         self.counts = Counts()
         self.control: ControlLink | None = None
         self._engine = engine
@@ -99,7 +102,8 @@ class Service:
         return self._engine
 
     def close(self) -> None:
-        """Wait for checks that run; every other thread must have ended."""
+        """End moves, and wait for checks that run; every other thread must have ended."""
+        self.mover.close()
         self._checks.shutdown()
 
     def _execute(self, action: Action, session: DataSession | None) -> Event | None:
@@ -141,10 +145,22 @@ class Service:
         return self.control
 
     def _route(self, action: ToSession) -> Event | None:
+        if action.session == MOVER:
+            self._move(action)
+            return None
         session = self._sessions.get(action.session)
         if session is not None and session.post(action):
             return None
         return never_started(action) if isinstance(action, StartPull) else None
+
+    def _move(self, action: ToSession) -> None:
+        match action:
+            case StartPull():
+                self.mover.begin(action)
+            case AnswerIngest(request, _, outcomes, stored_max):
+                self._control().answer(request, Ingested(outcomes, stored_max))
+            case RefuseIngest(request, _, code, text):
+                self._control().answer(request, Failure(code, text))
 
     def _write_free(self, extents: ExtentGroup) -> bytes:
         """FREE records first, so that no reader can begin; then see whether one still holds."""

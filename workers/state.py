@@ -75,8 +75,9 @@ class WorkerState:
         match event:
             case events.IngestRequested(request, session, message):
                 return self.pulls.request(request, session, message)
-            case events.PullEnded(pull, outcomes):
-                return self._settled(self.pulls.ended(self.holdings.works.pop(pull), outcomes))
+            case events.PullEnded(pull, outcomes, stored_max):
+                ended = self.holdings.works.pop(pull)
+                return self._settled(self.pulls.ended(ended, outcomes, stored_max))
             case events.MasterAnswered():
                 return self._answered(event)
             case events.WorkEnded(work, outcomes):
@@ -90,7 +91,7 @@ class WorkerState:
             case events.LinkClosed():
                 self.commands.forget()
                 self.membership.closed()
-                return self.pulls.resume()
+                return self.pulls.forget_session(events.MOVER) + self.pulls.resume()
             case events.SessionClosed(session):
                 return self.pulls.forget_session(session)
             case events.Tick():

@@ -327,17 +327,19 @@ def order(
     return kind(EPOCH, rig.segment.id, rig.segment.incarnation, PAGE, packed, generations)
 
 
-def question(kind: type[ReadExtents | CheckRecords], rig: Rig, pages: Pages) -> Message:
-    """A question about these pages, put there at generation 5."""
+def question(
+    kind: type[ReadExtents | CheckRecords], rig: Rig, pages: Pages, counter: int = 5
+) -> Message:
+    """A question about these pages, put there at one generation."""
     return kind(
         rig.segment.id, rig.segment.incarnation, 0, pages.size, b"".join(pages.keys),
-        pages.offsets.tobytes(), column([generation(5)] * len(pages.keys)),
+        pages.offsets.tobytes(), column([generation(counter)] * len(pages.keys)),
     )  # fmt: skip
 
 
-def read(client: Client, pages: Pages) -> tuple[bytes, bytes, bytes]:
+def read(client: Client, pages: Pages, counter: int = 5) -> tuple[bytes, bytes, bytes]:
     """Outcomes before, the bytes, outcomes after."""
-    request = client.send(question(ReadExtents, client.rig, pages))
+    request = client.send(question(ReadExtents, client.rig, pages, counter))
     started = client.reply(request)
     assert isinstance(started, ReadStarted)
     data = bytearray(started.outcomes.count(Outcome.OK) * pages.size)

@@ -32,6 +32,7 @@ from workers import record_table
 from workers.commands import Commands
 from workers.holdings import Holdings
 from workers.membership import Membership
+from workers.pull_requests import UNDECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +148,7 @@ def no_generation_check_by_the_worker(patch: Patch) -> None:
 
     def known_outcome(chunk: object, slot: int, generation: int, checksum: int) -> int:
         if chunk.states[slot] == RecordState.FREE:  # type: ignore[attr-defined]  # a ChunkTable
-            return worker_pulls.UNDECIDED
+            return UNDECIDED
         return known(chunk, slot, generation, checksum)  # type: ignore[arg-type]  # a ChunkTable
 
     patch.setattr(worker_pulls, "_known_outcome", known_outcome)

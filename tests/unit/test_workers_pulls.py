@@ -29,6 +29,7 @@ from tests.unit.worker_scripts import (
 )
 from workers import events
 from workers import pulls as pulls_module
+from workers.pull_requests import UNDECIDED
 
 THREE = (0, PAGE, 2 * PAGE)
 
@@ -380,4 +381,4 @@ def test_a_seal_whose_chunk_was_cut_anew_is_not_reported_again() -> None:
 
 
 def test_undecided_is_no_outcome() -> None:
-    assert pulls_module.UNDECIDED not in set(Outcome)
+    assert UNDECIDED not in {int(outcome) for outcome in Outcome}

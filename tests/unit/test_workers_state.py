@@ -20,19 +20,24 @@ from kvstore.errors import InvariantBroken
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ExtentsConfirmed, FenceExtents, FreeExtents
-from kvstore.wire.messages.puts import Sealed, SealedNoted
+from kvstore.wire.messages.puts import ExtentSource, Sealed, SealedNoted
 from tests.unit.worker_scripts import (
     INCARNATION,
+    NVME,
     PAGE,
     SEGMENT,
     Script,
+    checksum_of,
     generation,
     ingest,
+    move,
     packed,
     registration_reply,
 )
 from workers import events
 from workers.event_ring import EventRing
+from workers.events import MOVER
+from workers.holdings import Place
 
 if TYPE_CHECKING:
     from workers.events import Action
@@ -46,19 +51,20 @@ class WorkerMachine(RuleBasedStateMachine):
     """One worker; the rules play leader, clients and shell, in any order."""
 
     def __init__(self) -> None:
-        """Begin serving in epoch 3."""
+        """Begin serving in epoch 3, with a few pages that may be copied."""
         super().__init__()
-        self.script = Script()
+        self.script = Script(nvme=True)
         self.epoch = 3
         self.pulls: dict[int, events.StartPull] = {}
         self.works: dict[int, events.WriteFree] = {}
         self.calls: dict[int, events.CallMaster] = {}
         self.commands: dict[int, FenceExtents | FreeExtents] = {}
-        self.fenced: dict[int, int] = {}
-        """Highest generation whose fence or free was confirmed, by slot."""
+        self.fenced: dict[tuple[str, int], int] = {}
+        """Highest generation whose fence or free was confirmed, by segment and slot."""
         self.asked: set[int] = set()
         self.is_linked = False
         self.link()
+        self.script.seal([slot * PAGE for slot in range(4)], 1)
 
     def settle(self, actions: list[Action]) -> None:
         """Keep what the shell would have to do; registration is answered at once."""
@@ -90,8 +96,8 @@ class WorkerMachine(RuleBasedStateMachine):
         columns = array("Q", command.offsets), array("Q", command.generations)
         for offset, fenced, outcome in zip(*columns, outcomes, strict=True):
             if outcome == Outcome.OK:
-                slot = offset // PAGE
-                self.fenced[slot] = max(self.fenced.get(slot, 0), fenced)
+                place = (command.segment, offset // PAGE)
+                self.fenced[place] = max(self.fenced.get(place, 0), fenced)
 
     @rule()
     @precondition(lambda self: not self.is_linked)
@@ -107,6 +113,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.is_linked = False
         self.epoch += raises
         self.commands.clear()
+        self.forget_waiting(MOVER)
         self.settle(self.script.feed(events.LinkClosed()))
 
     @rule(slots=SLOTS, counter=COUNTERS, session=st.integers(1, 3), key=st.integers(1, 2))
@@ -117,6 +124,33 @@ class WorkerMachine(RuleBasedStateMachine):
         request = self.script.number()
         self.asked.add(request)
         self.settle(self.script.feed(events.IngestRequested(request, session, message)))
+
+    @rule(data=st.data(), slot=st.integers(0, 7), counter=COUNTERS, is_old=st.booleans())
+    @precondition(lambda self: self.is_linked and self.sealed())
+    def move(self, data: st.DataObject, slot: int, counter: int, is_old: bool) -> None:
+        """The leader has a page copied, which is there; or was, in a generation before."""
+        segment, place, held, checksum = data.draw(st.sampled_from(self.sealed()))
+        (number,) = (n for n in range(1, 7) if checksum_of(n) == checksum)
+        message = move((slot * PAGE,), counter, (place,), up=segment == NVME, first_key=number)
+        message = msgspec.structs.replace(
+            message,
+            epoch=self.epoch,
+            generation=generation(counter, self.epoch),
+            source=ExtentSource(segment, INCARNATION, packed((place,)), packed((held - is_old,))),
+        )
+        request = self.script.number()
+        self.asked.add(request)
+        self.settle(self.script.feed(events.IngestRequested(request, MOVER, message)))
+
+    def sealed(self) -> list[tuple[str, int, int, int]]:
+        """(segment, offset, generation, checksum) of what may be copied."""
+        return [
+            (table.segment, slot * PAGE, chunk.generations[slot], chunk.checksums[slot])
+            for table in (self.script.table, self.script.nvme)
+            if (chunk := table.chunk_around(0)) is not None
+            for slot, state in enumerate(chunk.states)
+            if state == RecordState.SEALED
+        ]
 
     @rule(data=st.data())
     @precondition(lambda self: self.pulls)
@@ -149,14 +183,23 @@ class WorkerMachine(RuleBasedStateMachine):
         reply = None if outcomes is None else SealedNoted(bytes(outcomes))
         self.settle(self.script.feed(events.MasterAnswered(call.call, reply)))
 
-    @rule(slots=SLOTS, counter=COUNTERS, kind=st.sampled_from([FenceExtents, FreeExtents]))
+    @rule(
+        slots=SLOTS,
+        counter=COUNTERS,
+        kind=st.sampled_from([FenceExtents, FreeExtents]),
+        segment=st.sampled_from([SEGMENT, NVME]),
+    )
     @precondition(lambda self: self.is_linked)
     def command(
-        self, slots: list[int], counter: int, kind: type[FenceExtents | FreeExtents]
+        self,
+        slots: list[int],
+        counter: int,
+        kind: type[FenceExtents | FreeExtents],
+        segment: str,
     ) -> None:
         """The leader fences or frees."""
         message = kind(
-            self.epoch, SEGMENT, INCARNATION, PAGE, packed(slot * PAGE for slot in slots),
+            self.epoch, segment, INCARNATION, PAGE, packed(slot * PAGE for slot in slots),
             packed([generation(counter, self.epoch)] * len(slots)),
         )  # fmt: skip
         number = self.script.number()
@@ -166,16 +209,19 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule(session=st.integers(1, 3))
     def leave(self, session: int) -> None:
         """A client is gone; the shell lets its pulls run out."""
+        self.forget_waiting(session)
+        self.settle(self.script.feed(events.SessionClosed(session)))
+
+    def forget_waiting(self, session: int) -> None:
+        """Nobody is told of these any more."""
         waiting = [r.id for r in self.script.state.pulls.waiting if r.session == session]
         self.asked -= set(waiting)
-        self.settle(self.script.feed(events.SessionClosed(session)))
 
     @invariant()
     def nothing_fenced_is_pulled_or_sealed(self) -> None:
         """After a confirmation no record of that or a lower generation exists (I6)."""
-        for slot, fenced in self.fenced.items():
-            chunk = self.script.table.chunk_around(slot * PAGE)
-            assert chunk is not None
+        for (segment, slot), fenced in self.fenced.items():
+            chunk = self.script.chunk(slot * PAGE, segment)
             if chunk.states[slot] != RecordState.FREE:
                 assert chunk.generations[slot] > fenced, (slot, fenced)
             assert chunk.generations[slot] >= fenced
@@ -184,12 +230,27 @@ class WorkerMachine(RuleBasedStateMachine):
     def running_pulls_never_overlap(self) -> None:
         """One pull an extent (I6)."""
         slots = [
-            slot
+            (pull.message.segment, slot)
             for pull in self.pulls.values()
             for stretch in pull.stretches
             for slot in range(stretch.slot, stretch.slot + stretch.count)
         ]
         assert len(slots) == len(set(slots))
+
+    @invariant()
+    def what_is_copied_stays(self) -> None:
+        """No byte of a move's source is given to anybody else (I4)."""
+        for pull in self.pulls.values():
+            source = pull.message.source
+            if isinstance(source, ExtentSource):
+                rows = zip(
+                    array("Q", source.offsets), array("Q", source.generations),
+                    pull.source_classes, strict=True,
+                )  # fmt: skip
+                for offset, held, size_class in rows:
+                    chunk = self.script.chunk(offset, source.segment)
+                    found = chunk.states[offset // PAGE], chunk.generations[offset // PAGE]
+                    assert not size_class or found == (RecordState.SEALED, held)
 
     def teardown(self) -> None:
         """Let everything end: nobody waits for ever, and nothing stays busy."""
@@ -240,6 +301,9 @@ def broken(script: Script, how: str) -> None:
         case "two works on one extent":
             (work,) = state.holdings.works.values()
             state.holdings.works[999] = msgspec.structs.replace(work, id=999)
+        case "a move whose source is not sealed":
+            (work,) = state.holdings.works.values()
+            work.sources = (Place(chunk, 0),)
         case "an extent of another work":
             chunk.works[0] += 1
         case "too many unreported":
@@ -264,6 +328,7 @@ def broken(script: Script, how: str) -> None:
         "a chunk that lost its frame",
         "columns of different length",
         "two works on one extent",
+        "a move whose source is not sealed",
         "an extent of another work",
         "too many unreported",
         "too many waiting",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
 from kvstore.ids import Incarnation, SegmentId
 from kvstore.segment import check_geometry, size_class_of
 from kvstore.wire.messages.common import Address, Outcome
@@ -21,7 +23,7 @@ from kvstore.wire.messages.membership import (
     RegisterWorker,
     WorkerAccepted,
 )
-from kvstore.wire.messages.puts import BufferSource, Ingest, SealedNoted
+from kvstore.wire.messages.puts import BufferSource, ExtentSource, Ingest, SealedNoted
 from workers import events
 from workers.extent_table import ChunkTable, SegmentTable
 from workers.membership import Profile
@@ -38,6 +40,7 @@ CHUNK: Final = 64 * 1024
 PAGE: Final = 4096
 GEOMETRY: Final = check_geometry(4 * CHUNK, CHUNK)
 SEGMENT: Final = "w-dram0"
+NVME: Final = "w-nvme0"
 INCARNATION: Final = 7
 EPOCH: Final = 3
 LOST_AFTER_S: Final = 3.0
@@ -86,16 +89,39 @@ def ingest(
     )  # fmt: skip
 
 
+def move(
+    offsets: Sequence[int],
+    counter: int,
+    source: Sequence[int],
+    *,
+    source_counter: int = 5,
+    up: bool = False,
+    size_class: int = PAGE,
+    first_key: int = 1,
+) -> Ingest:
+    """The leader's request to copy pages down from SEGMENT to NVME, or up."""
+    lower = ingest(offsets, counter, first_key=first_key)
+    generations = packed([generation(source_counter)] * len(source))
+    return msgspec.structs.replace(
+        lower,
+        segment=SEGMENT if up else NVME,
+        size_class=size_class,
+        source=ExtentSource(NVME if up else SEGMENT, INCARNATION, packed(source), generations),
+    )
+
+
 class Script:
     """One worker and everybody around it, at a time that only the test moves."""
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        """A worker that has never met a leader."""
-        self.table = SegmentTable(SegmentId(SEGMENT), Incarnation(INCARNATION), GEOMETRY)
+    def __init__(self, records: Iterable[Record] = (), *, nvme: bool = False) -> None:
+        """A worker that has never met a leader, with a segment of DRAM, and one below it."""
+        incarnation = Incarnation(INCARNATION)
+        self.table = SegmentTable(SegmentId(SEGMENT), incarnation, GEOMETRY)
         self.table.adopt(records)
+        self.nvme = SegmentTable(SegmentId(NVME), incarnation, GEOMETRY, holds_encoded=True)
         address = Address("tcp", "127.0.0.1:1", 10)
-        profile = Profile("w", "host", (address,), {SEGMENT: "dram"})
-        self.state = WorkerState(profile, [self.table])
+        profile = Profile("w", "host", (address,), {SEGMENT: "dram", NVME: "nvme"})
+        self.state = WorkerState(profile, [self.table, self.nvme] if nvme else [self.table])
         self.now = 100.0
         self._last = 0
 
@@ -138,10 +164,12 @@ class Script:
         """A client asks, and its pull starts at once."""
         return one(self.ask(message, session)[1], events.StartPull)
 
-    def finish(self, pull: events.StartPull, outcomes: bytes | None = None) -> list[Action]:
+    def finish(
+        self, pull: events.StartPull, outcomes: bytes | None = None, stored_max: int = 0
+    ) -> list[Action]:
         """A pull ends; well, unless outcomes are given."""
         pages = len(pull.message.keys) // 32
-        return self.feed(events.PullEnded(pull.pull, outcomes or bytes(pages)))
+        return self.feed(events.PullEnded(pull.pull, outcomes or bytes(pages), stored_max))
 
     def note(self, action: Action, outcomes: bytes) -> list[Action]:
         """The master answers a Sealed."""
@@ -150,8 +178,12 @@ class Script:
 
     def seal(self, offsets: Sequence[int], counter: int, first_key: int = 1) -> None:
         """Put pages there, start to end."""
-        pull = self.start(ingest(offsets, counter, first_key=first_key))
-        report = one(self.finish(pull), events.CallMaster)
+        self.put(ingest(offsets, counter, first_key=first_key))
+
+    def put(self, message: Ingest, session: int = 1) -> None:
+        """Carry a request out, start to end."""
+        offsets = array("Q", message.offsets)
+        report = one(self.finish(self.start(message, session)), events.CallMaster)
         answer = one(self.note(report, bytes(len(offsets))), events.AnswerIngest)
         assert not any(answer.outcomes)
 
@@ -160,9 +192,9 @@ class Script:
         number = self.number()
         return number, self.feed(events.CommandReceived(number, message))
 
-    def chunk(self, offset: int = 0) -> ChunkTable:
+    def chunk(self, offset: int = 0, segment: str = SEGMENT) -> ChunkTable:
         """The chunk there, which must have been cut."""
-        found = self.table.chunk_around(offset)
+        found = self.state.holdings.segments[segment].chunk_around(offset)
         assert found is not None
         return found
 

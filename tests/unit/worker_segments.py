@@ -16,7 +16,7 @@ from kvstore.ids import SegmentId
 from kvstore.page import payload_checksum
 from kvstore.record import Record, unpack_record
 from kvstore.segment import size_class_of
-from kvstore.wire.messages.puts import BufferSource, Ingest
+from kvstore.wire.messages.puts import BufferSource, ExtentSource, Ingest
 from tests.fakes import payload
 from tests.unit.worker_scripts import EPOCH, GEOMETRY, PAGE, generation, key
 from workers.events import StartPull
@@ -83,13 +83,15 @@ class Pages:
         """Where each page lies in it."""
         return array("Q", range(0, len(self.keys) * self.size, self.size))
 
-    def ingest(self, segment: DramSegment, counter: int = 5) -> Ingest:
-        """The client's request."""
+    def ingest(
+        self, segment: DramSegment, counter: int = 5, source: ExtentSource | None = None
+    ) -> Ingest:
+        """The client's request, or the leader's for pages that lie in these extents."""
         return Ingest(
             EPOCH, segment.id, segment.incarnation, generation(counter), 1, 0, self.size,
             size_class_of(self.size), 64,
             bytes(32), b"".join(self.keys), self.offsets.tobytes(), self.checksums.tobytes(),
-            BufferSource(1, self.places().tobytes()),
+            source or BufferSource(1, self.places().tobytes()),
         )  # fmt: skip
 
     def start(self, segment: DramSegment, counter: int = 5) -> StartPull:

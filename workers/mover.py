@@ -1,0 +1,81 @@
+"""Pulls that the leader asks for: pages copied from one segment of this worker to another.
+
+Owns the few threads that carry them out, so that neither clients' threads nor the control link ever
+wait for a move, and moves take no more of the machine than these threads. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from kvstore.transfer.memory import copy_bytes
+from kvstore.wire.messages.puts import ExtentSource
+from workers.events import PullEnded
+from workers.ingest import GROUP_BYTES, Pull
+
+if TYPE_CHECKING:
+    from workers.events import StartPull
+    from workers.ingest import Target
+    from workers.service import Service
+    from workers.tiers.tier import Segment
+
+THREADS: Final = 2
+
+
+class MemorySource:
+    """Pages in a segment in memory. The state machine keeps them as they are meanwhile."""
+
+    group_bytes = GROUP_BYTES
+
+    def __init__(self, segment: Segment, offsets: array[int]) -> None:
+        """One offset a page of the request."""
+        self._base = segment.payload_address
+        self._offsets = offsets
+
+    def fill(self, page: int, target: Target) -> None:
+        """Copy."""
+        to, base = target.address, self._base + target.start
+        for offset in self._offsets[page : page + target.count]:
+            copy_bytes(to, base + offset, target.size_bytes)
+            to += target.stride
+
+    def cancel(self) -> None:
+        """A group of copies ends by itself."""
+
+
+class Mover:
+    """Carries moves out, THREADS at a time, in the order in which they were begun."""
+
+    def __init__(self, service: Service) -> None:
+        """Threads start as they are needed."""
+        self._service = service
+        self._threads = ThreadPoolExecutor(THREADS, "worker-mover")
+        self._closing = threading.Event()
+
+    def begin(self, start: StartPull) -> None:
+        """Carry a move out soon. For any thread; waits for nothing."""
+        self._threads.submit(self._run, start)
+
+    def close(self) -> None:
+        """End what runs; what has not begun never does."""
+        self._closing.set()
+        self._service.pulls.cancel_all()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run(self, start: StartPull) -> None:
+        service, message = self._service, start.message
+        assert isinstance(message.source, ExtentSource), "the state machine lets no other through"
+        source = MemorySource(
+            service.segments[message.source.segment], array("Q", message.source.offsets)
+        )
+        pull = Pull(service.segments[message.segment], start, source)
+        service.pulls.begin(start.pull, pull)
+        if self._closing.is_set():
+            pull.cancel()
+        outcomes = pull.run()
+        service.pulls.end(start.pull)
+        service.counts.note_pull(outcomes, message.part_bytes)
+        service.dispatch(PullEnded(start.pull, outcomes))
