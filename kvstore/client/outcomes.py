@@ -47,7 +47,8 @@ class MissReason(StrEnum):
     STALE = "stale"
     """The extent holds something else by now."""
     BUSY = "busy"
-    """The worker is about to reuse the extent (zero-copy views only)."""
+    """The worker is about to reuse the extent (zero-copy views only), or found no room in memory
+    for a page from its disk: other readers had it all."""
     UNREACHABLE = "unreachable"
     """No transport reaches a worker that holds it."""
     TRANSPORT = "transport"

@@ -106,9 +106,10 @@ class Viewer:
         self._where: dict[int, tuple[HeldSpan, int]] = {}
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
-        """Only segments mapped into this process can be viewed."""
-        transport = self._choice.transport(segment, timeout_s)
-        return 0 if isinstance(transport, ShmTransport) else None
+        """Only memory mapped into this process can be viewed."""
+        if not isinstance(self._choice.transport(segment, timeout_s), ShmTransport):
+            return None
+        return self._choice.rank(segment, timeout_s)
 
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
         """Views are of pages that are there: nothing is ever ingested."""
@@ -122,18 +123,20 @@ class Viewer:
             if not isinstance(transport, ShmTransport):
                 results.append(all_of(Outcome.TRANSPORT, len(span)))
                 continue
-            held = transport.hold(span, timeout_s)
-            self._held.append(held)
-            self._where.update({place: (held, i) for i, place in enumerate(span.places)})
-            results.append(bytes(held.outcomes))
+            outcomes, found = transport.hold(span, timeout_s)
+            for held in found:
+                self._held.append(held)
+                self._where.update({place: (held, i) for i, place in enumerate(held.places)})
+            results.append(outcomes)
         return results
 
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Let pages go whose lease ended before they were verified."""
         del size_bytes
         for place in places:
-            held, index = self._where.pop(place)
-            held.drop((index,))
+            if place in self._where:
+                held, index = self._where.pop(place)
+                held.drop((index,))
 
     def view(self, place: int) -> memoryview:
         """The view of a page that is a hit."""

@@ -1,7 +1,8 @@
 """Which transport reaches which worker: opened once, remembered, tried again after a failure.
 
 Order: shm on one host; the transfer engine where it is asked for; else our own stream; within
-one kind the cheapest address. A configured transport that this process cannot use stops the start.
+one kind the faster tier, then the cheapest address. A configured transport that this process cannot
+use stops the start.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, cast
 
 from kvstore.errors import ConfigError, KVStoreError
+from kvstore.replica import Tier
 from kvstore.transfer.context import TransferContext, TransportKind
 
 if TYPE_CHECKING:
@@ -31,10 +33,14 @@ BUILT_IN: Final = {
     "tcp": "kvstore.transfer.tcp",
 }
 """Best first. Other transports come after these, through the entry point group."""
+MEMORY_ONLY: Final = frozenset({"mooncake"})
+"""Kinds that read memory without the worker's help, and so nothing that lies on its disks."""
 OPEN_TIMEOUT_S: Final = 5.0
 TRY_AGAIN_S: Final = 2.0
 SORTED_MAX: Final = 4096
 _COST_MAX: Final = 1 << 20
+_TIERS: Final = {str(tier): number for number, tier in enumerate(Tier)}
+"""Fastest first; one that we do not know comes last."""
 
 _ALL: Final[weakref.WeakSet[Choice]] = weakref.WeakSet()
 
@@ -74,14 +80,14 @@ class Choice:
         self._closed = False
         self._opened: dict[tuple[str, str], Transport] = {}
         self._failed_until_s: dict[tuple[str, str], float] = {}
-        self._sorted: dict[tuple[Address, ...], list[Address]] = {}
+        self._sorted: dict[tuple[str, tuple[Address, ...]], list[Address]] = {}
         _ALL.add(self)
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
         """How good the way to a segment is, lower is better; None when there is none now."""
         for address in self._usable(segment):
             if self._open(address, segment, timeout_s) is not None:
-                return self._rank_of(address)
+                return self._rank_of(address, segment.tier)
         return None
 
     def transport(self, segment: SegmentRef, timeout_s: float) -> Transport | None:
@@ -112,19 +118,21 @@ class Choice:
         self._opened = {}
         self._failed_until_s = {}
 
-    def _rank_of(self, address: Address) -> int:
-        return self._order[address.transport] * _COST_MAX + min(address.cost, _COST_MAX - 1)
+    def _rank_of(self, address: Address, tier: str) -> int:
+        kind = self._order[address.transport] * (len(_TIERS) + 1) + _TIERS.get(tier, len(_TIERS))
+        return kind * _COST_MAX + min(address.cost, _COST_MAX - 1)
 
     def _usable(self, segment: SegmentRef) -> list[Address]:
         """Addresses of a configured kind, best first; worked out once, since every read asks."""
-        addresses = segment.addresses
-        found = self._sorted.get(addresses)
+        known = tier, addresses = segment.tier, segment.addresses
+        found = self._sorted.get(known)
         if found is None:
-            usable = (a for a in addresses if a.transport in self._kinds)
-            found = sorted(usable, key=self._rank_of)
+            kinds = self._kinds.keys() - (MEMORY_ONLY if tier == Tier.NVME else frozenset())
+            usable = (a for a in addresses if a.transport in kinds)
+            found = sorted(usable, key=lambda address: self._rank_of(address, tier))
             if len(self._sorted) >= SORTED_MAX:
                 self._sorted = {}
-            self._sorted[addresses] = found
+            self._sorted[known] = found
         return found
 
     def _open(self, address: Address, segment: SegmentRef, timeout_s: float) -> Transport | None:

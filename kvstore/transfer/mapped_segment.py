@@ -159,6 +159,11 @@ class HeldSpan:
         self.file: memoryview | None = None
         """What the views are slices of; of this span alone, so that it shows who uses them."""
 
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of its pages."""
+        return self._span.places
+
     def drop(self, indices: Iterable[int]) -> None:
         """Take back pages that nobody has been given: their views end, their locks go."""
         held = [i for i in indices if self._end_view(i)]

@@ -16,9 +16,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, ConfigError, KVStoreError, MalformedMessage
+from kvstore.replica import Tier
 from kvstore.transfer.data_links import DataLinks, call
 from kvstore.transfer.mapped_segment import HeldSpan, MappedSegment
 from kvstore.transfer.piece_calls import PieceCalls
+from kvstore.transfer.staged_reads import StagedRead
 from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.buffer import Buffer
     from kvstore.transfer.context import TransferContext
     from kvstore.transfer.memory import Memory
+    from kvstore.transfer.staged_reads import TakeStaged
     from kvstore.transfer.transport import ReadSpan
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.common import SegmentRef
@@ -100,8 +103,11 @@ class ShmTransport:
 
     def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
         """See Transport.read."""
+        deadline_s = time.monotonic() + timeout_s
+        if span.segment.tier == Tier.NVME:
+            return self._read_staged(span, into, deadline_s)
         try:
-            mapped = self._mapped(span.segment, time.monotonic() + timeout_s)
+            mapped = self._mapped(span.segment, deadline_s)
         except KVStoreError:
             into.wipe(span.places, span.part_bytes)
             return all_of(Outcome.TRANSPORT, len(span))
@@ -110,15 +116,22 @@ class ShmTransport:
             return all_of(Outcome.STALE, len(span))
         return mapped.read(span, into)
 
-    def hold(self, span: ReadSpan, timeout_s: float) -> HeldSpan:
-        """Lock and verify pages where they lie, without copying; see MappedSegment.hold."""
+    def hold(self, span: ReadSpan, timeout_s: float) -> tuple[bytes, list[HeldSpan]]:
+        """Lock and verify pages where they lie, without copying; see MappedSegment.hold.
+
+        One Outcome byte a page; those that are OK are in the last of the held spans that has them.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        if span.segment.tier == Tier.NVME:
+            return self._hold_staged(span, deadline_s)
         try:
-            mapped = self._mapped(span.segment, time.monotonic() + timeout_s)
+            mapped = self._mapped(span.segment, deadline_s)
         except KVStoreError:
-            held = HeldSpan(span)
-            held.outcomes[:] = all_of(Outcome.TRANSPORT, len(span))
-            return held
-        return HeldSpan(span) if mapped is None else mapped.hold(span)
+            return all_of(Outcome.TRANSPORT, len(span)), []
+        if mapped is None:
+            return all_of(Outcome.STALE, len(span)), []
+        held = mapped.hold(span)
+        return bytes(held.outcomes), [held]
 
     def ingest(self, spans: Sequence[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
         """See Transport.ingest. The source must be a Buffer's memory: workers pull from it."""
@@ -162,6 +175,39 @@ class ShmTransport:
             self.share(deadline_s)
             mapped = self._segments.get(ref.segment)
         return mapped if mapped is not None and mapped.incarnation == ref.incarnation else None
+
+    def _read_staged(self, span: ReadSpan, into: Memory, deadline_s: float) -> bytes:
+        """Copy pages of a disk out of the memory that the worker stages them in."""
+
+        def copy(staged: ReadSpan) -> bytes:
+            mapped = self._mapped(staged.segment, deadline_s)
+            gone = all_of(Outcome.STALE, len(staged))
+            return gone if mapped is None else mapped.read(staged, into)
+
+        outcomes = self._staged(span, copy, deadline_s)
+        into.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], span.part_bytes)
+        return outcomes
+
+    def _hold_staged(self, span: ReadSpan, deadline_s: float) -> tuple[bytes, list[HeldSpan]]:
+        """Lock pages of a disk in the memory that the worker stages them in.
+
+        The lock alone keeps them from then on: they are released as if they had been copied.
+        """
+        found: list[HeldSpan] = []
+
+        def hold(staged: ReadSpan) -> bytes:
+            mapped = self._mapped(staged.segment, deadline_s)
+            found.append(HeldSpan(staged) if mapped is None else mapped.hold(staged))
+            return bytes(found[-1].outcomes)
+
+        return self._staged(span, hold, deadline_s), found
+
+    def _staged(self, span: ReadSpan, take: TakeStaged, deadline_s: float) -> bytes:
+        """Have `take` read every page where the worker stages it; one Outcome byte a page."""
+        read = StagedRead(span, take, deadline_s)
+        with suppress(KVStoreError), self._links.link(deadline_s) as link:
+            read.run(link)
+        return bytes(read.outcomes)
 
     def _attach(self, link: FrameSocket, buffer: Buffer, deadline_s: float) -> None:
         """Have the worker map the buffer, once a session."""

@@ -31,10 +31,13 @@ from kvstore.wire.messages.transfers import (
     ReadEnded,
     ReadExtents,
     ReadStarted,
+    ReleaseStaged,
     SegmentsShared,
     SharedSegment,
     ShareSegments,
+    StageExtents,
 )
+from tests.contract import fake_staging
 from tests.fakes import keys_of
 from tests.unit.segment_files import INCARNATION, SegmentFile
 
@@ -57,6 +60,8 @@ class FakeWorker:
     def __init__(self, folder: Path) -> None:
         """Bind both sockets."""
         self.file = SegmentFile()
+        self.tier = "dram"
+        self.staging = fake_staging.FakeStaging(self.file)
         self.incarnation = INCARNATION
         self.say: Say = lambda link, frame: False
         self.seen: list[Message] = []
@@ -74,7 +79,7 @@ class FakeWorker:
     def ref(self, transport: str, incarnation: int | None = None) -> SegmentRef:
         """Its segment, reachable by one transport."""
         return SegmentRef(
-            "s", incarnation or self.incarnation, "dram", self.file.geometry, "w", "h",
+            "s", incarnation or self.incarnation, self.tier, self.file.geometry, "w", "h",
             (self.address(transport),),
         )  # fmt: skip
 
@@ -92,6 +97,7 @@ class FakeWorker:
         for each in self.buffers.values():
             each.close()
         self.file.close()
+        self.staging.close()
 
     def hang_up(self) -> None:
         """End every connection."""
@@ -142,10 +148,18 @@ class FakeWorker:
                 self._ingest(link, frame.request_id, message, session)
             case ReadExtents() as message:
                 self._read(link, frame.request_id, message)
+            case StageExtents() as message:
+                staged = self.staging.stage(message, self._sealed(message))
+                link.send(FrameKind.REPLY, frame.request_id, staged)
+            case ReleaseStaged() as message:
+                self.staging.release(message)
+                link.send(FrameKind.REPLY, frame.request_id, Done())
 
     def _share(self, link: FrameSocket, request_id: int) -> None:
-        fd = self.file.open()
-        named = SharedSegment("s", self.incarnation, self.file.geometry)
+        is_disk = self.tier == "nvme"
+        file, name = (self.staging.file, fake_staging.NAME) if is_disk else (self.file, "s")
+        fd = file.open()
+        named = SharedSegment(name, INCARNATION if is_disk else self.incarnation, file.geometry)
         link.send(FrameKind.REPLY, request_id, SegmentsShared((named,)), (fd,))
         os.close(fd)
 
@@ -186,7 +200,7 @@ class FakeWorker:
         link.send(FrameKind.REPLY, request_id, ReadStarted(outcomes), raw=raw)
         link.send(FrameKind.REPLY, request_id, ReadEnded(self._sealed(message)))
 
-    def _sealed(self, message: ReadExtents) -> bytes:
+    def _sealed(self, message: ReadExtents | StageExtents) -> bytes:
         """One Outcome a page, by the records."""
         size_class = size_class_of(message.part_bytes)
         outcomes = bytearray()

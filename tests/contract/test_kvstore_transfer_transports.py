@@ -42,14 +42,14 @@ def worker(tmp_path: Path) -> Iterator[FakeWorker]:
         yield made
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp"])
+@pytest.fixture(params=["loopback", "shm", "tcp", "shm nvme", "tcp nvme"])
 def way(request: pytest.FixtureRequest, worker: FakeWorker) -> Iterator[Way]:
     made = Way(request.param, worker)
     yield made
     made.transport.close()
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", "shm nvme", "tcp nvme"])
 def real(request: pytest.FixtureRequest, worker: FakeWorker) -> Iterator[Way]:
     made = Way(request.param, worker)
     yield made

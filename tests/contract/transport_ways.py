@@ -38,8 +38,10 @@ class Way:
     """A transport under test, and the pages behind it."""
 
     def __init__(self, kind: str, worker: FakeWorker) -> None:
-        self.kind = kind
+        """`kind` is a transport, and after a space the tier of the segment that it reads."""
+        self.kind, _, tier = kind.partition(" ")
         self.worker = worker
+        worker.tier = tier or "dram"
         self.transport = self._open()
         self.into = Memory.of("into", bytearray(b"\xee" * (PAGES * SIZE)), writable=True)
 

@@ -53,9 +53,9 @@ def chosen(names: Iterable[str], clock: ManualClock | None = None) -> Choice:
     return Choice(tuple(names), lambda: identity, clock or ManualClock())
 
 
-def ref(*addresses: tuple[str, str, int]) -> SegmentRef:
+def ref(*addresses: tuple[str, str, int], tier: str = "dram") -> SegmentRef:
     made = tuple(Address(*address) for address in addresses)
-    return SegmentRef("s", 1, "dram", Geometry(1 << 26), "w", "h", made)
+    return SegmentRef("s", 1, tier, Geometry(1 << 26), "w", "h", made)
 
 
 EVERYWHERE = ref(("tcp", "t", 0), ("extra", "e", 0), ("mooncake", "m", 0), ("shm", "s", 50))
@@ -85,6 +85,29 @@ def test_ranks_order_segments_by_the_way_to_them(kinds: dict[str, Kind]) -> None
     assert ranks[1] is not None
     assert ranks[0] < ranks[1]
     assert ranks[2] is None
+
+
+def test_one_host_comes_before_a_faster_tier_and_that_before_cost(kinds: dict[str, Kind]) -> None:
+    del kinds
+    choice = chosen(["shm", "tcp"])
+    best_first = [
+        ref((transport, transport, cost), tier=tier)
+        for transport in ("shm", "tcp")
+        for tier in ("hbm", "dram", "nvme", "of the future")
+        for cost in (0, 1 << 40)
+    ]
+    ranks = [choice.rank(each, TIMEOUT_S) for each in best_first]
+    assert ranks == sorted(set(ranks), key=lambda rank: rank or 0)
+
+
+def test_the_engine_does_not_read_disks(kinds: dict[str, Kind]) -> None:
+    ways = (("mooncake", "m", 0), ("tcp", "t", 9))
+    choice = chosen(["mooncake", "tcp"])
+    choice.transport(ref(*ways, tier="nvme"), TIMEOUT_S)
+    assert (kinds["mooncake"].opened, kinds["tcp"].opened) == ([], ["t"])
+    assert choice.rank(ref(ways[0], tier="nvme"), TIMEOUT_S) is None
+    choice.transport(ref(*ways), TIMEOUT_S)
+    assert kinds["mooncake"].opened == ["m"]
 
 
 def test_an_address_that_fails_is_passed_over_and_tried_again_later(kinds: dict[str, Kind]) -> None:
