@@ -1,16 +1,17 @@
-"""The record tables of one mapped segment: written, read, and taken over at a start.
+"""The record tables of one segment: written, read, and taken over at a start.
 
-Owns the bytes of the record area. A FREE record is all zeros, so that a chunk which was cut anew
-finds no trace of the old. Who may write what and when is `workers.state`'s to decide.
+Owns the bytes of the record area, on whatever medium. A FREE record is all zeros, so that a chunk
+which was cut anew finds no trace of the old. Who may write what and when is `workers.state`'s to
+decide.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from kvstore.codec import Codec
 from kvstore.errors import BadValue, CorruptPage
 from kvstore.ids import ROOT_PARENT, Generation, Incarnation
 from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from workers.events import Listed, Stretch
 
 ZEROS: Final = bytes(RECORD_BYTES)
+SCAN_BYTES: Final = 64 * RECORD_BYTES
+"""Looked through at once: whole records in whole blocks of 4 KiB."""
 
 
 class Found(msgspec.Struct):
@@ -38,32 +41,54 @@ class Found(msgspec.Struct):
     """With a wrong checksum, at a wrong place, or in each other's way."""
 
 
-class RecordTable:
-    """Records by slot. `view` is the whole mapped file; offsets are of the payload area."""
+class RecordArea(Protocol):
+    """The bytes of a segment file before its payload, by file offset; what holds them may fail."""
 
-    def __init__(self, fd: int, view: memoryview, geometry: Geometry) -> None:
-        """Use a mapped segment file and its descriptor, which both stay the caller's."""
-        self._fd = fd
-        self._view = view
+    def look(self, at: int, length: int) -> memoryview:
+        """Bytes as they are at this moment; where memory holds them, without a copy."""
+        ...
+
+    def load(self, at: int, length: int) -> bytes:
+        """A copy. Takes no room where nothing was written."""
+        ...
+
+    def store(self, at: int, data: bytes | memoryview) -> None:
+        """Write where there is room, because it was allocated or is not zeros."""
+        ...
+
+    def allocate(self, at: int, length: int) -> None:
+        """Have room from now on. OSError (ENOSPC) where there is none."""
+        ...
+
+    def next_data(self, at: int) -> int | None:
+        """The first place from `at` on that may hold something else than zeros, or None."""
+        ...
+
+
+class RecordTable:
+    """Records by slot, whatever medium holds them. Offsets are of the payload area."""
+
+    def __init__(self, area: RecordArea, geometry: Geometry) -> None:
+        """Keep the records of a segment of this geometry in `area`."""
+        self._area = area
         self._geometry = geometry
         self._frame_bytes = geometry.frame_bytes
         self._table_bytes = geometry.records_per_frame * RECORD_BYTES
         self._allocated: set[tuple[int, int]] = set()
-        """(chunk start, class) of record tables whose memory is certain to be there."""
+        """(chunk start, class) of record tables whose room is certain to be there."""
 
     def read(self, offset: int, size_class: int) -> memoryview:
         """The RECORD_BYTES of one extent's record, as they are at this moment."""
-        at = self._geometry.record_offset(offset, size_class)
-        return self._view[at : at + RECORD_BYTES]
+        return self._area.look(self._geometry.record_offset(offset, size_class), RECORD_BYTES)
+
+    def read_stretch(self, stretch: Stretch) -> memoryview:
+        """The records of a stretch, RECORD_BYTES each."""
+        return self._area.look(self._place(stretch), stretch.count * RECORD_BYTES)
 
     def require(self, stretch: Stretch, size_class: int) -> None:
-        """Have memory for a chunk's table. OSError (ENOSPC) where there is none.
-
-        Without this a full /dev/shm would kill the process at the first write.
-        """
+        """Have room for a chunk's table. OSError (ENOSPC) where there is none."""
         if (stretch.chunk_start, size_class) not in self._allocated:
-            at, length = self._geometry.table_range(stretch.chunk_start, size_class)
-            os.posix_fallocate(self._fd, at, length)
+            self._area.allocate(*self._geometry.table_range(stretch.chunk_start, size_class))
             self._allocated.add((stretch.chunk_start, size_class))
 
     def _place(self, stretch: Stretch) -> int:
@@ -73,37 +98,39 @@ class RecordTable:
 
     def write(self, stretch: Stretch, batch: RecordBatch, start: int, stop: int) -> None:
         """Write records [start, stop) of a batch to the first slots of the stretch."""
-        at = self._place(stretch)
-        self._view[at : at + (stop - start) * RECORD_BYTES] = batch.packed(start, stop)
+        self.write_rows(stretch, batch.packed(start, stop))
+
+    def write_rows(self, stretch: Stretch, rows: bytes | memoryview) -> None:
+        """Write packed records to the first slots of the stretch, for which there is room."""
+        self._area.store(self._place(stretch), rows)
 
     def write_free(self, stretch: Stretch, size_class: int) -> None:
-        """Make a stretch's records FREE. Needs no memory: a hole is FREE already."""
+        """Make a stretch's records FREE. Needs no room: a hole is FREE already."""
         at = self._place(stretch)
         length = stretch.count * RECORD_BYTES
         try:
             self.require(stretch, size_class)
         except OSError:
-            # Memory has run out, and a write through the mapping to a hole would kill us.
             for place in range(at, at + length, RECORD_BYTES):
-                if os.pread(self._fd, RECORD_BYTES, place) != ZEROS:
-                    os.pwrite(self._fd, ZEROS, place)
+                if self._area.load(place, RECORD_BYTES) != ZEROS:
+                    self._area.store(place, ZEROS)
         else:
-            self._view[at : at + length] = bytes(length)
+            self._area.store(at, bytes(length))
 
     def write_removed(self, stretch: Stretch, size_class: int) -> None:
         """Make a stretch's records REMOVED; a damaged one becomes FREE, which serves as well."""
         for i in range(stretch.count):
-            offset = stretch.offset + i * size_class
-            place = self.read(offset, size_class)
-            try:
-                record = unpack_record(place)
-            except CorruptPage:
-                record = None
+            place = self._geometry.record_offset(stretch.offset + i * size_class, size_class)
+            row = self._area.load(place, RECORD_BYTES)
+            if row == ZEROS:
+                continue
+            record = _whole(row)
             removed = RecordState.REMOVED
-            place[:] = (
+            self._area.store(
+                place,
                 ZEROS
                 if record is None
-                else pack_record(msgspec.structs.replace(record, state=removed))
+                else pack_record(msgspec.structs.replace(record, state=removed)),
             )
 
     def rows(self, chunk_start: int, size_class: int, listed: Iterable[Listed]) -> bytes:
@@ -117,10 +144,7 @@ class RecordTable:
     def _row(self, chunk_start: int, size_class: int, listed: Listed) -> bytes:
         offset = chunk_start + listed.slot * size_class
         row = bytes(self.read(offset, size_class))
-        try:
-            record = unpack_record(row)
-        except CorruptPage:
-            record = None
+        record = _whole(row)
         if record is not None and record.generation == listed.generation:
             return row
         is_coming = listed.state == RecordState.RESERVED
@@ -131,15 +155,19 @@ class RecordTable:
         )  # fmt: skip
         return pack_record(stand_in)
 
-    def take_over(self, known: Incarnation, new: Incarnation) -> Found:
-        """Bring every record into the life `new`, or make it FREE; `known` is the last life.
+    def take_over(self, known: Incarnation | None, new: Incarnation) -> Found:
+        """Bring every record into the life `new`, or make it FREE.
 
-        Proof for re-adoption is the record's own checksum, its place and state SEALED; payloads
-        are verified by readers. Safe to repeat after a kill in the middle.
+        `known` is the last life, None for a new file, which holds none. Proof for re-adoption is
+        the record's own checksum, its place and state SEALED; payloads are verified by readers.
+        Safe to repeat after a kill in the middle.
         """
         found = Found([])
+        if known is None:
+            return found
         proven: dict[tuple[int, int], list[Record]] = {}
-        for at, record in self._records():
+        for at, row in self._rows_in_use():
+            record = _whole(row)
             if record is None or not self._is_in_place(record, at) or record.incarnation > known:
                 found.damaged += 1
             elif record.state is RecordState.SEALED:
@@ -154,40 +182,31 @@ class RecordTable:
         self._rewrite(found.adopted)
         return found
 
-    def _records(self) -> Iterator[tuple[int, Record | None]]:
-        """(file offset, record or None for a damaged one) of all that are not FREE."""
-        for start in self._tables_in_use():
-            length = self._geometry.records_per_frame * RECORD_BYTES
-            table = os.pread(self._fd, length, start)
-            for slot, row in enumerate(_rows(table)):
-                if row == ZEROS:
-                    continue
-                try:
-                    record = unpack_record(row)
-                except CorruptPage:
-                    record = None
-                yield start + slot * RECORD_BYTES, record
-
-    def _tables_in_use(self) -> Iterator[int]:
-        """File offsets of the frames' record tables that were ever written; the rest are holes."""
-        length = self._geometry.records_per_frame * RECORD_BYTES
-        end = HEADER_BYTES + self._geometry.frames * length
+    def _rows_in_use(self) -> Iterator[tuple[int, bytes]]:
+        """(file offset, bytes) of every record that is not FREE."""
+        end = HEADER_BYTES + self._geometry.frames * self._table_bytes
         at = HEADER_BYTES
         while at < end:
-            try:
-                data = max(at, os.lseek(self._fd, at, os.SEEK_DATA))
-            except OSError:  # ENXIO: nothing but holes from here on
+            data = self._area.next_data(at)
+            if data is None or data >= end:
                 return
-            if data >= end:
-                return
-            start = data - (data - HEADER_BYTES) % length
-            yield start
-            at = start + length
+            at = data - (data - HEADER_BYTES) % SCAN_BYTES
+            rows = self._area.load(at, min(SCAN_BYTES, end - at))
+            for start in range(0, len(rows), RECORD_BYTES):
+                row = rows[start : start + RECORD_BYTES]
+                if row != ZEROS:
+                    yield at + start, row
+            at += SCAN_BYTES
 
     def _is_in_place(self, record: Record, at: int) -> bool:
         """Whether the record lies where it says, and can be of an extent of this segment."""
         size_class = record.size_class
-        if size_class <= 0 or size_class_of(record.payload_bytes) != size_class:
+        # A part lies as it is in the class of its own length, and encoded in none that is larger.
+        if not 0 < size_class_of(record.stored_bytes) <= size_class:
+            return False
+        if size_class > size_class_of(record.payload_bytes):
+            return False
+        if record.codec == Codec.NONE and record.stored_bytes != record.payload_bytes:
             return False
         try:
             self._geometry.check_extent(record.offset, size_class)
@@ -215,16 +234,16 @@ class RecordTable:
     def _rewrite(self, adopted: Iterable[Record]) -> None:
         """Leave these records, in their new life, and nothing else in any table."""
         kept = {self._geometry.record_offset(r.offset, r.size_class): r for r in adopted}
-        for start in list(self._tables_in_use()):
-            length = self._geometry.records_per_frame * RECORD_BYTES
-            for slot, row in enumerate(_rows(os.pread(self._fd, length, start))):
-                at = start + slot * RECORD_BYTES
-                record = kept.get(at)
-                if record is not None:
-                    self._view[at : at + RECORD_BYTES] = pack_record(record)
-                elif row != ZEROS:
-                    self._view[at : at + RECORD_BYTES] = ZEROS
+        for at, row in self._rows_in_use():
+            record = kept.get(at)
+            new = ZEROS if record is None else pack_record(record)
+            if new != row:
+                self._area.store(at, new)
 
 
-def _rows(table: bytes) -> Iterator[bytes]:
-    return (table[at : at + RECORD_BYTES] for at in range(0, len(table), RECORD_BYTES))
+def _whole(row: bytes) -> Record | None:
+    """The record in a row; None for a damaged or FREE one."""
+    try:
+        return unpack_record(row)
+    except CorruptPage:
+        return None

@@ -15,6 +15,7 @@ from kvstore.ids import Incarnation, SegmentId
 from kvstore.record import RECORD_BYTES, Record, unpack_record
 from kvstore.segment import HEADER_BYTES
 from workers.record_table import ZEROS, RecordTable
+from workers.tiers.mapped_records import MappedRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ class SegmentMemory:
         self._map = mmap.mmap(self.fd, geometry.file_bytes)
         self._whole = memoryview(self._map)
         self.payload = self._whole[geometry.payload_base :]
-        self.records = RecordTable(self.fd, self._whole, geometry)
+        self.records = self._table(self._whole)
         self._locks: dict[tuple[str, int, int], dict[str, int]] = {}
         """Holders and how often each holds, by (kind, offset, length)."""
         self.damaged: set[int] = set()
@@ -48,11 +49,14 @@ class SegmentMemory:
 
     def close(self) -> None:
         """Give the memory back."""
-        self.records = RecordTable(self.fd, memoryview(bytearray()), self.geometry)
+        self.records = self._table(memoryview(bytearray()))
         self.payload.release()
         self._whole.release()
         self._map.close()
         os.close(self.fd)
+
+    def _table(self, whole: memoryview) -> RecordTable:
+        return RecordTable(MappedRecords(self.fd, whole), self.geometry)
 
     # --- lives ------------------------------------------------------------------------------
 

@@ -132,6 +132,9 @@ WRONG = {
     "another class": {"size_class": 2 * PAGE},
     "no class": {"size_class": 0},
     "a payload of another class": {"payload_bytes": PAGE + 1},
+    "a stored form that is no form": {"codec": 2, "stored_bytes": 0},
+    "a stored form beyond its extent": {"codec": 2, "stored_bytes": PAGE + 1},
+    "as it is, but of another length": {"stored_bytes": PAGE - 1},
     "a life that has not been": {"incarnation": 1 << 62},
 }
 
@@ -145,6 +148,13 @@ def test_a_record_that_says_the_impossible_is_damaged(
     written(segment, pages, **changes)
     assert taken_over(segment).damaged == 1
     assert is_empty(segment)
+
+
+def test_an_encoded_part_may_lie_in_a_smaller_class(segment: DramSegment) -> None:
+    pages = Pages((0,))
+    pages.put(segment)
+    written(segment, pages, codec=2, payload_bytes=3 * PAGE, stored_bytes=PAGE - 7)
+    assert [record.stored_bytes for record in taken_over(segment).adopted] == [PAGE - 7]
 
 
 def test_an_older_life_counts_as_well(segment: DramSegment) -> None:

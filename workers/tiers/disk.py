@@ -140,6 +140,16 @@ def _move_whole(
             left[0] = left[0][moved:]
 
 
+def next_data(fd: int, at: int) -> int | None:
+    """The first place of a file from `at` on that is no hole, or None."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
+
+
 class _Descriptor:
     """A channel through a descriptor, which stays the caller's."""
 
@@ -202,12 +212,7 @@ class LocalFile:
 
     def next_data(self, at: int) -> int | None:
         """The first place from `at` on that is no hole, or None."""
-        try:
-            return os.lseek(self.fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return None
+        return next_data(self.fd, at)
 
     def sync(self) -> None:
         """Return when what was written would survive a loss of power."""

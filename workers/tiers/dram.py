@@ -19,6 +19,7 @@ from kvstore.transfer.memory import address_of, populate
 from workers.locks import ExtentLocks
 from workers.record_table import Found, RecordTable
 from workers.tiers.disk import LocalDisk
+from workers.tiers.mapped_records import MappedRecords
 from workers.tiers.segment_file import Medium, own_segment_file
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class DramSegment:
         self._whole = memoryview(self._map)
         self.payload: Final = self._whole[self.geometry.payload_base :]
         self.payload_address: Final = address_of(self.payload)
-        self.records: Final = RecordTable(file.fd, self._whole, self.geometry)
+        self.records: Final = RecordTable(MappedRecords(file.fd, self._whole), self.geometry)
         self.locks: Final = ExtentLocks(self._lock_fd, self.geometry.payload_base)
 
     @property
@@ -114,9 +115,7 @@ def open_dram(
     owned = own_segment_file(LocalDisk(), path, cluster, segment, geometry, MEDIUM)
     opened = DramSegment(owned.file, owned.header)
     try:
-        found = Found([])
-        if owned.known is not None:
-            found = opened.records.take_over(owned.known, opened.incarnation)
+        found = opened.records.take_over(owned.known, opened.incarnation)
         if huge_pages:
             opened.use_huge_pages()
         opened.populate()

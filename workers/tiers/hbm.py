@@ -28,6 +28,7 @@ from kvstore.transfer.device import Move
 from kvstore.transfer.transport import COLUMN_BYTES, all_of
 from kvstore.wire.messages.common import Outcome
 from workers.record_table import RecordTable
+from workers.tiers.mapped_records import MappedRecords
 from workers.tiers.segment_file import fresh_incarnation
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class HbmSegment:
             self._map = mmap.mmap(self._fd, geometry.payload_base)
             self._view = memoryview(self._map)
             undo.callback(self._unmap)
-            self.records: Final = RecordTable(self._fd, self._view, geometry)
+            self.records: Final = RecordTable(MappedRecords(self._fd, self._view), geometry)
             self.sources: Final = Bounces(device)
             """For bytes on their way into the segment from elsewhere than memory."""
             undo.callback(self.sources.close)
