@@ -10,16 +10,19 @@ from kvstore import limits
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.steps import Steps, ask
 from kvstore.errors import BadValue, MalformedMessage
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.lease import holder_deadline_s
 from kvstore.page import PageChain
 from kvstore.require import require
 from kvstore.transfer.transport import COLUMN_BYTES
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
     Located,
     LocatedCopy,
     Lookup,
     MatchPrefix,
+    Prefetch,
     Probe,
     Probed,
     Remove,
@@ -43,6 +46,7 @@ class Query(msgspec.Struct, frozen=True):
     parts: tuple[int, ...] = ()
     """Parts whose places are wanted; empty for all."""
     lease: bool = True
+    hints: Hints | None = None
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -165,7 +169,7 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
     readable = b""
     for first, keys in _batches(query.chain):
         sent_at_s = clock.now_s()
-        question = MatchPrefix(namespace, keys, query.parts, query.lease)
+        question = MatchPrefix(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         found = _check(located, len(keys) // KEY_BYTES, query.opened.namespace)
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
@@ -183,7 +187,7 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
     readable: list[bytes] = []
     for first, keys in _batches(query.chain):
         sent_at_s = clock.now_s()
-        question = Lookup(namespace, keys, query.parts, query.lease)
+        question = Lookup(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         readable.append(_check(located, len(keys) // KEY_BYTES, query.opened.namespace))
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
@@ -198,6 +202,13 @@ def probe_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
         reply = yield from ask(question, Probed, query.deadline_s - clock.now_s())
         flags += _flags(reply.present, len(keys) // KEY_BYTES)
     return flags
+
+
+def prefetch_steps(query: Query, clock: Clock) -> Steps[None]:
+    """Tell the master what will be read soon."""
+    for _, keys in _batches(query.chain):
+        hint = Prefetch(query.opened.namespace.id, keys)
+        yield from ask(hint, Done, query.deadline_s - clock.now_s())
 
 
 def remove_steps(query: Query, clock: Clock) -> Steps[list[bool]]:

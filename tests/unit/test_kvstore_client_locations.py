@@ -11,6 +11,7 @@ from kvstore.client.locations import (
     Query,
     lookup_steps,
     match_steps,
+    prefetch_steps,
     probe_steps,
     remove_steps,
 )
@@ -24,6 +25,7 @@ from kvstore.wire.messages.reads import (
     LocatedRun,
     Lookup,
     MatchPrefix,
+    Prefetch,
     Probe,
     Probed,
     Remove,
@@ -62,6 +64,17 @@ def test_a_match_stops_at_the_first_batch_with_a_gap() -> None:
     assert [piece.first for piece in match.pieces] == [0, full]
     assert match.leased_until_s == script.clock.now_s() + 3.5
     assert [type(message) for message in script.asked] == [MatchPrefix, MatchPrefix]
+
+
+def test_a_prefetch_names_every_page_once() -> None:
+    chain = big_chain(2)
+    script = Script().will(Done(), Done())
+    query = Query(SPACE, chain, script.clock.now_s() + 10)
+    drive(prefetch_steps(query, script.clock), script)
+    assert all(isinstance(each, Prefetch) for each in script.asked)
+    assert (
+        b"".join(each.keys for each in script.asked if isinstance(each, Prefetch)) == chain.packed
+    )
 
 
 def test_lookups_probes_and_removes_are_cut_into_batches() -> None:
