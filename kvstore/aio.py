@@ -27,7 +27,6 @@ from kvstore.client.performer import Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
 from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
-from kvstore.client.writes import PutWishes
 from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.client.steps import Answer, Step, Steps
     from kvstore.client.writes import PutRequest
-    from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
@@ -116,7 +114,7 @@ class AsyncKVStore:
         """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""
         return self._calls.buffer(size_bytes)
 
-    async def put(  # noqa: PLR0913 -- each is a wish of its own
+    async def put(
         self,
         opened: OpenedNamespace,
         chain: PageChain,
@@ -127,10 +125,9 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
-        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = (ttl_s, wait, timeout_s)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
@@ -145,14 +142,13 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
-        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put_parts."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = (ttl_s, wait, timeout_s)
         request = self._calls.put_request(opened, chain, offsets, None, wishes)
         return await self._put(source, request)
 
-    async def put_objects(  # noqa: PLR0913 -- each is a wish of its own
+    async def put_objects(
         self,
         opened: OpenedNamespace,
         names: PageChain,
@@ -163,10 +159,9 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
-        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = (ttl_s, wait, timeout_s)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return await self._put(source, request)
 
@@ -207,10 +202,9 @@ class AsyncKVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
-        hints: Hints | None = None,
     ) -> Match:
         """See KVStore.match_prefix."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
         return await self._run(match_steps(query, self._calls.clock))
 
     async def lookup(
@@ -221,10 +215,9 @@ class AsyncKVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
-        hints: Hints | None = None,
     ) -> Found:
         """See KVStore.lookup."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
         return await self._run(lookup_steps(query, self._calls.clock))
 
     async def read(
