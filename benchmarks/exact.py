@@ -1,13 +1,12 @@
 """An eviction policy at its best: page by page, and always the page of lowest score among leaves.
 
 The pool keeps runs of pages and looks at samples; what that costs in hits shows beside this. Time
-stands still during a request and only its own pages are safe. A score that falls while a page is
-not used is noticed late: exact are policies whose scores only a use changes.
+stands still during a request, and only its own pages are safe.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -33,8 +32,8 @@ class Page:
         self.above = above
         self.below = 0
         """Pages held right below."""
-        self.stamp = -1
-        """Number of its last use; a candidate with an older one does not count."""
+        self.stamp = 0
+        """Number of its last use, which decides between equal scores."""
         self.heat = self.bias = 0.0
         self.touches = 0
         self.touched_s = 0.0
@@ -53,7 +52,7 @@ class ExactPool:
         self._capacity = capacity_pages
         self._policy = policy
         self._held: dict[int, Page] = {}
-        self._leaves: list[tuple[float, int, Page]] = []  # heap: score, stamp
+        self._leaves: dict[int, Page] = {}
         self._stamps = 0
 
     def serve(self, chain: Sequence[int], now_s: float, hints: Hints = NO_HINTS) -> int:
@@ -64,9 +63,10 @@ class ExactPool:
         self._make_room(len(self._held) + len(chain) - hits - self._capacity, found, now_s)
         for number in chain[hits:]:
             above = found[-1] if found else None
-            page = self._held[number] = Page(number, above)
+            page = self._held[number] = self._leaves[number] = Page(number, above)
             if above is not None:
                 above.below += 1
+                self._leaves.pop(above.number, None)
             found.append(page)
         self._policy.resize(len(self._held))
         # From the end: of equal scores the older use goes first, and then a page is never older
@@ -79,39 +79,39 @@ class ExactPool:
                 self._policy.entered(page, _key(page), now_s, hints)
             self._stamps += 1
             page.stamp = self._stamps
-            self._offer(page, now_s)
         return hits
 
-    def _offer(self, page: Page, now_s: float) -> None:
-        """Make it a candidate if it is a leaf."""
-        if not page.below:
-            heappush(self._leaves, (self._policy.score(page, now_s), page.stamp, page))
-
     def _make_room(self, count: int, safe: Sequence[Page], now_s: float) -> None:
+        """Evict so many pages; all leaves are asked anew, since scores may depend on the time."""
+        if count <= 0:
+            return
+        score = self._policy.score
         spared = {page.number for page in safe}
-        later: list[Page] = []
+        order = [
+            (score(page, now_s), page.stamp, page)
+            for page in self._leaves.values()
+            if page.number not in spared
+        ]
+        heapify(order)
         while count > 0:
-            score, stamp, page = heappop(self._leaves)
-            if page.stamp != stamp or page.below:
+            page = heappop(order)[-1]
+            if self._policy.spares(page, now_s):
+                heappush(order, (score(page, now_s), page.stamp, page))
                 continue
-            if page.number in spared:
-                later.append(page)
-            elif self._policy.score(page, now_s) > score or self._policy.spares(page, now_s):
-                self._offer(page, now_s)
-            else:
-                self._evict(page, now_s)
-                count -= 1
-        for page in later:
-            self._offer(page, now_s)
+            self._evict(page, now_s)
+            count -= 1
+            above = page.above
+            if above is not None and not above.below:
+                self._leaves[above.number] = above
+                if above.number not in spared:
+                    heappush(order, (score(above, now_s), above.stamp, above))
 
     def _evict(self, page: Page, now_s: float) -> None:
-        del self._held[page.number]
-        page.stamp = -1
+        del self._held[page.number], self._leaves[page.number]
         self.evictions += 1
         self._policy.evicted(page, _key(page), now_s)
         if page.above is not None:
             page.above.below -= 1
-            self._offer(page.above, now_s)
 
 
 def exact_hit_ratio(

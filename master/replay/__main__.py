@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ PROGRAM: Final = "kvharbor trace replay"
 
 def main() -> None:
     """Replay a trace; ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C leaves nothing to tidy up or to say
     run_server(PROGRAM, _run)
 
 

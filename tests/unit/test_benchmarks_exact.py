@@ -17,6 +17,7 @@ from policies.eviction.lru import Lru
 
 if TYPE_CHECKING:
     from master.replay.trace import Trace
+    from policies.eviction.protocol import Entry
 
 
 def serve(pool: ExactPool, *chains: tuple[int, ...]) -> list[int]:
@@ -37,6 +38,35 @@ def test_the_pages_of_the_running_request_are_safe() -> None:
 def test_a_chain_beyond_the_capacity_is_kept_as_far_as_it_goes() -> None:
     pool = ExactPool(2, Lru())
     assert serve(pool, (0, 1, 2), (0, 1, 2), (0,), (5, 6, 7)) == [0, 2, 1, 0]
+
+
+class Fickle(Lru):
+    """Least recently used until 10 s, most recently used from then on."""
+
+    def score(self, entry: Entry, now_s: float) -> float:
+        return entry.heat if now_s < 10.0 else -entry.heat
+
+
+def test_scores_are_those_of_the_moment() -> None:
+    pool = ExactPool(2, Fickle())
+    assert serve(pool, (0,), (1,), (2,), (1,)) == [0, 0, 0, 1]
+    assert pool.serve((3,), 10.0) == 0  # the more recently used 1 goes
+    assert pool.serve((2,), 11.0) == 1
+
+
+class Sparing(Lru):
+    """Moves page 0 to the end of the order once."""
+
+    def spares(self, entry: Entry, now_s: float) -> bool:
+        if entry.touched_s or entry.heat:
+            return False
+        entry.heat = now_s + 0.5
+        return True
+
+
+def test_a_spared_page_stays() -> None:
+    pool = ExactPool(2, Sparing())
+    assert serve(pool, (0,), (1,), (2,), (0,)) == [0, 0, 0, 1]
 
 
 def lru_hit_ratio(trace: Trace, capacity: int) -> float:
