@@ -84,7 +84,7 @@ def _is_wanted(core: Core, segment: Segment, record: Record, above: bytes) -> bo
 def _has_right_class(segment: Segment, record: Record) -> bool:
     """Readers of memory find records by a part's length alone; only NVMe may hold encoded pages."""
     whole = size_class_of(record.payload_bytes)
-    if segment.ref.tier != Tier.NVME:
+    if segment.tier is not Tier.NVME:
         return record.size_class == whole
     return size_class_of(record.stored_bytes or record.payload_bytes) <= record.size_class <= whole
 

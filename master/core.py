@@ -15,11 +15,11 @@ from kvstore.ids import Epoch, generation_of
 from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
+from master import placing
 from master.events import Persist, Reply, SessionId, TicketId
 from master.lenders import Lenders
 from master.namespaces import Namespaces
 from master.orders import OrderBook
-from master.placing import Ranking
 from master.removal import Removals
 from master.tombstones import Tombstones
 from master.waiting import WaitingPuts
@@ -82,7 +82,7 @@ class Core:
         self.eviction = registry.eviction(tunables.eviction)
         self.placement = registry.placement(tunables.placement)
 
-        self.ranking = Ranking()
+        self.ranking = placing.Ranking()
         self.removals = Removals(self.wakeup)
         self.suspects: set[Suspect] = set()
         """Copies that a reader reported and that are being checked."""
@@ -153,8 +153,8 @@ class Core:
         """Note that a put found no room, as far as what is about to be freed will not do."""
         coming = sum(
             segment.allocator.bytes_in[ExtentState.RETIRED]
-            for segment in self.segments.values()
-            if segment.takes_puts
+            for segment in placing.put_segments(self)
+            if segment.takes_plans
         )
         if wanted > coming:
             known = self.wanted_bytes.get(size_class, 0)

@@ -8,6 +8,7 @@ becomes a child when its parent comes. Must not know workers, messages, leases' 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -290,6 +291,8 @@ class Tree:
             raise InvariantBroken(f"I16: run of {len(run)} pages")
         if not self.has_children(run) and run.is_hole(len(run) - 1):
             raise InvariantBroken("I16: a hole at the end, and nothing below")
+        if any(a.segment.rank > b.segment.rank for a, b in pairwise(run.copies)):
+            raise InvariantBroken("I16: copies are not fastest first")
         places = [(copy.part, copy.segment.id) for copy in run.copies]
         if len(set(places)) != len(places):
             raise InvariantBroken("I16: two copies of one part in one segment")

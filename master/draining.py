@@ -98,7 +98,7 @@ def _evict_below(
     """
     tree, key = core.tree(chunk.namespaces[slot]), chunk.key(slot)
     leaf: Run | None = None
-    while segment.takes_puts and chunk.states[slot] == ExtentState.SEALED:
+    while segment.takes_plans and chunk.states[slot] == ExtentState.SEALED:
         run = tree.get(key)
         assert run is not None, key
         if leaf is None or not leaf.keys:  # it may have gone since the last step

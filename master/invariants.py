@@ -88,7 +88,7 @@ def _check_orders(core: Core) -> None:
         left = [
             (id(segment), chunk.offset(slot))
             for segment in core.segments.values()
-            if segment.takes_puts
+            if segment.takes_orders
             for chunk in segment.allocator.chunk_list
             for slot in chunk.slots_in(state)
         ]

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore import limits
-from kvstore.errors import AccessDenied, BadValue
+from kvstore.errors import AccessDenied, BadValue, Unavailable
+from kvstore.replica import Tier
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.common import Address, SegmentRef
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import (
     Heartbeat,
     HeartbeatNoted,
     RegisterWorker,
+    ReportSegment,
     SegmentOffer,
     WorkerAccepted,
 )
 from master.events import CloseSession, SessionId
 from master.losses import detach, fail_plans, lose_segment
 from master.placing import forget_ranking
-from master.segments import Segment, SegmentState
+from master.segments import REASON_CHARS_MAX, Medium, Segment, SegmentState
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -36,6 +39,8 @@ SEGMENTS_PER_WORKER_MAX: Final = 1024
 ADDRESSES_PER_WORKER_MAX: Final = 64
 SEGMENT_NAME_BYTES_MAX: Final = 64
 """What a segment header holds."""
+TIERS: Final = tuple(Tier)
+MEDIA: Final = tuple(medium.value for medium in Medium)
 
 
 class Worker(msgspec.Struct, eq=False):
@@ -109,6 +114,8 @@ def _check(core: Core, message: RegisterWorker) -> None:
     for offer in message.segments:
         if not 0 < len(offer.segment.encode()) <= SEGMENT_NAME_BYTES_MAX:
             raise BadValue("segment", offer.segment, f"1 to {SEGMENT_NAME_BYTES_MAX} bytes")
+        if offer.tier not in TIERS:
+            raise BadValue("tier", offer.tier, f"one of {', '.join(TIERS)}")
         check_geometry(offer.geometry.payload_bytes, offer.geometry.chunk_bytes)
         known = core.segments.get(offer.segment)
         if known is None:
@@ -130,8 +137,8 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
         worker.host,
         worker.addresses,
     )
-    if segment is not None and segment.geometry != offer.geometry:
-        _forget_segment(core, segment)  # another file under the name of an old one
+    if segment is not None and (segment.geometry, segment.tier) != (offer.geometry, offer.tier):
+        _forget_segment(core, segment)  # another medium under the name of an old one
         segment = None
     if segment is None:
         segment = Segment(ref)
@@ -148,6 +155,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
     segment.worker, segment.host = worker.id, worker.host
     segment.incarnation = offer.incarnation
     segment.state, segment.readable = SegmentState.JOINING, False
+    segment.medium, segment.reason = Medium.SERVING, ""
     segment.session = worker.session
     worker.segments[segment.id] = segment
 
@@ -166,6 +174,30 @@ def heartbeat(core: Core, caller: Caller, message: Heartbeat) -> None:
     worker = core.workers.get(message.worker)
     known = worker is not None and worker.session == caller.session.id and not worker.lost
     core.reply(caller, HeartbeatNoted(core.epoch, known))
+
+
+def report_segment(core: Core, caller: Caller, message: ReportSegment) -> None:
+    """Note how a segment's medium is; one that has failed is lost. Answer Done. Safe to repeat."""
+    caller.session.must_be_worker()
+    segment = core.segments.get(message.segment)
+    if segment is None:
+        raise Unavailable(f"segment {message.segment} is not registered")
+    if segment.worker != caller.session.name:
+        raise AccessDenied(f"segment {segment.id} is not of worker {caller.session.name}")
+    if message.incarnation != segment.incarnation:
+        raise BadValue("incarnation", message.incarnation, f"{segment.incarnation}, as registered")
+    if message.state not in MEDIA:
+        raise BadValue("state", message.state, f"one of {', '.join(MEDIA)}")
+    medium = Medium(message.state)
+    is_lost = segment.state is SegmentState.LOST
+    if is_lost and medium is not Medium.FAILED:
+        raise Unavailable(f"segment {segment.id} was given up: register again to compare it")
+    segment.medium, segment.reason = medium, message.reason[:REASON_CHARS_MAX]
+    if medium is Medium.FAILED and not is_lost:
+        core.counters["segments_failed"] += 1
+        lose_segment(core, segment)
+    forget_ranking(core)
+    core.reply(caller, Done())
 
 
 def heard_from(core: Core, session: Session) -> None:

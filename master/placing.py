@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import BadValue
-from kvstore.replica import ExtentState
+from kvstore.replica import ExtentState, Tier
 from kvstore.wire.messages.common import Outcome
-from master.segments import Segment
+from master.segments import Segment, SegmentState
 from policies.placement.protocol import Candidate
 
 if TYPE_CHECKING:
     from master.core import Core
 
+PUT_TIERS: Final = (Tier.DRAM, Tier.HBM, Tier.NVME)
+"""Puts go to the first of these that the pool has; the others are filled by moves."""
 _QUARANTINED: Final = int(ExtentState.QUARANTINED)
 RANKED_FOR_S: Final = 0.05
 RANKED_FOR_USES: Final = 64
@@ -30,7 +32,7 @@ class Ranking(msgspec.Struct, eq=False):
 
 
 def ranked(core: Core) -> list[Segment]:
-    """Segments to try for new extents, best first; ask each whether it `is_open`."""
+    """Segments to try for pages that are put, best first; ask each whether it `is_open`."""
     ranking = core.ranking
     if not ranking.uses or core.now >= ranking.until_s:
         candidates = [
@@ -41,8 +43,8 @@ def ranked(core: Core) -> list[Segment]:
                 segment.geometry.payload_bytes,
                 segment.allocator.free_bytes,
             )
-            for segment in core.segments.values()
-            if segment.takes_puts
+            for segment in put_segments(core)
+            if segment.takes_plans
         ]
         order = core.placement.ranked(candidates)
         ranking.segments = [core.segments[each.segment] for each in order]
@@ -50,6 +52,14 @@ def ranked(core: Core) -> list[Segment]:
         ranking.uses = RANKED_FOR_USES
     ranking.uses -= 1
     return ranking.segments
+
+
+def put_segments(core: Core) -> list[Segment]:
+    """The segments of the tier that puts go to, whatever their state."""
+    segments = [s for s in core.segments.values() if s.state is not SegmentState.LOST]
+    tiers = {segment.tier for segment in segments}
+    tier = next((each for each in PUT_TIERS if each in tiers), None)
+    return [segment for segment in segments if segment.tier is tier]
 
 
 def forget_ranking(core: Core) -> None:
@@ -70,7 +80,7 @@ def is_open(core: Core, segment: Segment, size_class: int) -> bool:
     """Whether an extent of this class may be planned in this segment now, and finds room."""
     allocator = segment.allocator
     return (
-        segment.takes_puts
+        segment.takes_plans
         and size_class <= allocator.geometry.chunk_bytes
         and allocator.has_room(size_class)
         and not is_quarantine_full(core, segment)
@@ -79,11 +89,12 @@ def is_open(core: Core, segment: Segment, size_class: int) -> bool:
 
 def refusal(core: Core, size_class: int) -> Outcome:
     """Why no segment has room. BadValue where none could ever have."""
-    fitting = [s for s in core.segments.values() if size_class <= s.geometry.chunk_bytes]
-    if core.segments and not fitting:
-        largest = max(segment.geometry.chunk_bytes for segment in core.segments.values())
+    segments = put_segments(core)
+    fitting = [s for s in segments if size_class <= s.geometry.chunk_bytes]
+    if segments and not fitting:
+        largest = max(segment.geometry.chunk_bytes for segment in segments)
         raise BadValue("part_bytes", size_class, f"at most a chunk of {largest} bytes")
-    taking = [segment for segment in fitting if segment.takes_puts]
+    taking = [segment for segment in fitting if segment.takes_plans]
     if taking and all(is_quarantine_full(core, segment) for segment in taking):
         return Outcome.TOO_MANY_QUARANTINED
     return Outcome.OUT_OF_SPACE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentState
 from master.draining import drain_piece
+from master.placing import put_segments
 from master.retiring import retire_pages
 from master.victims import evict_some
 
@@ -88,17 +89,17 @@ def _excess_bytes(core: Core, segment: Segment) -> int:
     allocator = segment.allocator
     kept = allocator.used_bytes - allocator.bytes_in[ExtentState.RETIRED]
     goal = core.tunables.watermark_low * segment.geometry.payload_bytes
-    return int(kept - goal) if segment.takes_puts else 0
+    return int(kept - goal) if segment.takes_plans else 0
 
 
 def _serve(core: Core, size_class: int, searches: int) -> tuple[int, int]:
     """Evict extents of a class that found no room: (bytes evicted, searches left)."""
     freed = 0
-    for segment in core.segments.values():
+    for segment in put_segments(core):
         wanted = core.wanted_bytes.get(size_class, 0) - freed
         if wanted <= 0 or searches <= 0:
             break
-        if not segment.takes_puts or size_class > segment.geometry.chunk_bytes:
+        if not segment.takes_plans or size_class > segment.geometry.chunk_bytes:
             continue
         same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
         evicted, searches = evict_some(core, segment, same, wanted, searches)

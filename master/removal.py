@@ -239,7 +239,7 @@ def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count
         assert span is not None, (segment.id, offset)
         size_class = span.chunk.size_class
         segment.allocator.apply(span, ExtentEvent.RETIRED)
-        if segment.takes_puts:
+        if segment.takes_orders:
             retiring = Retiring(key, generation, size_class, run.leased_until_s, removal)
             core.removals.retiring.setdefault(segment, {})[offset] = retiring
             removal.open_steps += 1

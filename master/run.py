@@ -104,6 +104,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
     progress_s: float = 0.0
     """When some part of some page was last planned or sealed."""
     copies: tuple[Copy, ...] = ()
+    """Fastest tier first: so lookups return them."""
     plans: tuple[Plan, ...] = ()
     """Open plans that some page of this run is part of."""
     bucket: int = NOWHERE
@@ -180,7 +181,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
             piece.generations = before + piece.generations + after
             piece.checksums = before + piece.checksums + after
             piece.absent = pages - count
-        self.copies = (*self.copies, piece)
+        at = sum([copy.segment.rank <= piece.segment.rank for copy in self.copies])
+        self.copies = (*self.copies[:at], piece, *self.copies[at:])
 
     def clear(self, copy: Copy, first: int, count: int = 1) -> None:
         """Forget that `copy` holds these pages; the copy itself goes with its last one."""

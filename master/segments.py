@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from kvstore.replica import Tier
 from master.extent_allocator import ExtentAllocator
 
 if TYPE_CHECKING:
@@ -24,7 +25,21 @@ class SegmentState(Enum):
     """Its worker is gone: copies are misses at once, cleaned away bit by bit."""
 
 
+class Medium(Enum):
+    """What a segment's worker says of its medium."""
+
+    SERVING = "serving"
+    READ_ONLY = "read_only"
+    """Copies can be read; nothing is planned here."""
+    FAILED = "failed"
+    """The segment is LOST although its worker is there."""
+
+
 _LIVE: Final = SegmentState.LIVE
+_SERVING: Final = Medium.SERVING
+REASON_CHARS_MAX: Final = 512
+RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
+"""Tiers by speed: the lower one is the faster one."""
 
 
 class Segment:
@@ -38,18 +53,24 @@ class Segment:
         "host",
         "id",
         "incarnation",
+        "medium",
         "orders_in_flight",
+        "rank",
         "readable",
+        "reason",
         "ref",
         "registration",
         "session",
         "state",
+        "tier",
         "worker",
     )
 
     def __init__(self, ref: SegmentRef) -> None:
         """Start joining, with nothing known to be in it."""
         self.id = ref.segment
+        self.tier = Tier(ref.tier)
+        self.rank = RANKS[self.tier]
         self.worker = ref.worker
         self.host = ref.host
         self.incarnation = ref.incarnation
@@ -57,6 +78,9 @@ class Segment:
         """What clients are told."""
         self.allocator = ExtentAllocator(ref.geometry)
         self.state = SegmentState.JOINING
+        self.medium = Medium.SERVING
+        self.reason = ""
+        """Why the medium does not serve, in its worker's words."""
         self.readable = False
         """Whether lookups may return it. Kept apart from `state` because every lookup asks."""
         self.session: SessionId | None = None
@@ -81,10 +105,15 @@ class Segment:
 
         While orders can be given, each knows its own time; those of now are void by then.
         """
-        if not self.takes_puts:
+        if not self.takes_orders:
             self.free_not_before_s = max(self.free_not_before_s, at_s)
 
     @property
-    def takes_puts(self) -> bool:
-        """Whether extents may be planned here: reconciled, and its worker is connected."""
+    def takes_orders(self) -> bool:
+        """Whether its worker can be told of extents: reconciled, and connected."""
         return self.state is _LIVE and self.session is not None
+
+    @property
+    def takes_plans(self) -> bool:
+        """Whether extents may be planned here."""
+        return self.takes_orders and self.medium is _SERVING

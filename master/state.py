@@ -15,6 +15,7 @@ from kvstore.wire.messages.membership import (
     InventoryRows,
     OfferInventory,
     RegisterWorker,
+    ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
@@ -89,6 +90,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(GetStatus, status.get_status)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
+    on(ReportSegment, membership.report_segment)
     on(OfferInventory, inventory.offer_inventory)
     on(InventoryRows, inventory.inventory_rows)
     on(InventoryEnd, inventory.inventory_end)

@@ -51,7 +51,7 @@ def report_suspect(core: Core, caller: Caller, message: ReportSuspect) -> None:
 
 def check(core: Core, suspect: Suspect) -> None:
     """Have the worker verify the payload of this extent, which is sealed."""
-    if not suspect.segment.takes_puts or suspect in core.suspects:
+    if not suspect.segment.takes_orders or suspect in core.suspects:
         return
     if len(core.suspects) >= limits.SUSPECTS_MAX:  # I7: the next reader will report it again
         core.counters["suspects_dropped"] += 1

@@ -50,7 +50,7 @@ def owner_token(plan: Plan) -> bytes:
 
 def live_segments(master: SimMaster) -> list[Segment]:
     """Segments whose inventory is compared and whose worker is connected."""
-    return [s for s in core_of(master).segments.values() if s.takes_puts]
+    return [s for s in core_of(master).segments.values() if s.takes_orders]
 
 
 def is_readable(master: SimMaster, segment: str) -> bool:

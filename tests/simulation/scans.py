@@ -117,7 +117,7 @@ def at_rest(checks: Checks) -> list[str]:
     if len(core.waiting):
         left.append(f"I18: {len(core.waiting)} puts wait")
     for segment in core.segments.values():
-        if not segment.takes_puts:
+        if not segment.takes_orders:
             left.append(f"{segment.id} is {segment.state.value}, session {segment.session}")
         by_state = segment.allocator.bytes_in
         left += [

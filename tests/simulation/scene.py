@@ -178,7 +178,7 @@ class Scene:
 
         def is_settled() -> bool:
             segments = [self.core.segments.get(f"{name}-dram") for name in up]
-            return all(each is not None and each.takes_puts for each in segments)
+            return all(each is not None and each.takes_orders for each in segments)
 
         self.run_until(is_settled)
 

@@ -30,7 +30,7 @@ from master.events import (
 )
 from master.state import MasterState
 from master.tunables import Tunables
-from tests.unit.master_worker import PAGE_TOKENS, FakeWorker
+from tests.unit.master_worker import PAGE_TOKENS, FakeSegment, FakeWorker
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -131,7 +131,7 @@ class Rig:
     def obey(self, command: Command) -> None:
         """Let one command be carried out and answered; None when its worker is not there."""
         worker = next((w for w in self.workers.values() if w.session == command.session), None)
-        reply = None if worker is None else worker.obey(command.message)
+        reply = None if worker is None else worker.answer(command.message)
         self.send(CommandAnswered(command.command, reply))
 
     def open(self, role: str, tenant: str, name: str, token: bytes = b"") -> SessionId:
@@ -199,11 +199,20 @@ class Rig:
             self.settle()
 
     def add_worker(
-        self, name: str = "w1", chunks: int = 16, chunk_bytes: int = CHUNK, *, join: bool = True
+        self,
+        name: str = "w1",
+        chunks: int = 16,
+        chunk_bytes: int = CHUNK,
+        *,
+        nvme_chunks: int = 0,
+        join: bool = True,
     ) -> FakeWorker:
-        """A worker with one segment."""
+        """A worker with memory, and with a drive where that has chunks."""
         geometry = check_geometry(chunks * chunk_bytes, chunk_bytes)
         worker = FakeWorker(self, name, f"{name}-dram", geometry)
+        if nvme_chunks:
+            geometry = check_geometry(nvme_chunks * chunk_bytes, chunk_bytes)
+            worker.lower = FakeSegment(f"{name}-nvme", "nvme", geometry)
         self.workers[name] = worker
         if join:
             worker.join()
@@ -211,11 +220,19 @@ class Rig:
 
     def worker_of(self, segment: str) -> FakeWorker:
         """The worker that lends this segment."""
-        return next(w for w in self.workers.values() if w.segment == segment)
+        return next(
+            w for w in self.workers.values() if any(s.segment == segment for s in w.segments)
+        )
 
-    def open_namespace(self, parts: int = 1, session: SessionId | None = None) -> OpenedNamespace:
-        """Open a namespace with `parts` parts of 4 KiB."""
-        content, layout = small_content(parts), small_layout(parts)
+    def segment(self, name: str) -> FakeSegment:
+        """The segment of this name, as its worker has it."""
+        return next(s for s in self.worker_of(name).segments if s.segment == name)
+
+    def open_namespace(
+        self, parts: int = 1, session: SessionId | None = None, *, heads: int = 1
+    ) -> OpenedNamespace:
+        """Open a namespace with `parts` parts of `heads` times 4 KiB."""
+        content, layout = small_content(parts * heads), small_layout(parts)
         reply = self.ask(session or self.engine, OpenNamespace(content, layout))
         assert isinstance(reply, NamespaceOpened), reply
         return OpenedNamespace(self, open_layout(content, layout), reply.ordinal)
@@ -277,9 +294,9 @@ class OpenedNamespace:
         for span in plans.spans:
             at = slice(span.first * KEY_BYTES, (span.first + span.count) * KEY_BYTES)
             above = keys[at.start - KEY_BYTES : at.start] if span.first else parent
-            worker = self.rig.worker_of(plans.segments[span.segment].segment)
+            segment = self.rig.segment(plans.segments[span.segment].segment)
             size = self.namespace.parts[span.part].size_bytes
-            report = worker.write(self.ordinal, span, keys[at], above, size)
+            report = segment.write(self.ordinal, span, keys[at], above, size)
             if report is not None:
                 reports.append(report)
         return reports

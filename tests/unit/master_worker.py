@@ -1,6 +1,7 @@
 """A pool worker as the master meets it: its records and manners, scripted, without I/O.
 
-It keeps records as a real one does and answers orders by the documented rules.
+It keeps records as a real one does and answers orders by the documented rules. It lends one segment
+of memory, and perhaps a file on a drive, whose pages may be encoded in a part of their length.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
-from kvstore.wire.messages.puts import PlanSpan, Sealed
+from kvstore.wire.messages.puts import (
+    ExtentSource,
+    Ingest,
+    Ingested,
+    PlanSpan,
+    Sealed,
+    SealedNoted,
+)
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -41,39 +49,17 @@ PAGE_TOKENS = 128
 """Of every page that is put."""
 
 
-class FakeWorker:
-    """A pool worker's records and manners."""
+class FakeSegment:
+    """Records of one segment."""
 
-    def __init__(self, rig: Rig, name: str, segment: str, geometry: Geometry) -> None:
-        self.rig = rig
-        self.name = name
-        self.segment = segment
+    def __init__(self, name: str, tier: str, geometry: Geometry) -> None:
+        self.segment = name
+        self.tier = tier
         self.geometry = geometry
         self.incarnation = 1
-        self.session: SessionId | None = None
         self.records: dict[int, Record] = {}
         self.fenced: dict[int, int] = {}
         self.locked: set[int] = set()
-        self.wanted: list[int] = []
-
-    def connect(self) -> None:
-        """Open a control connection and register."""
-        self.session = self.rig.open("worker", "", self.name)
-        self.register()
-
-    def register(self) -> Message | None:
-        """Register this worker's one segment."""
-        address = Address("tcp", f"{self.name}:1", 1)
-        offer = SegmentOffer(self.segment, self.incarnation, "dram", self.geometry)
-        message = RegisterWorker(self.name, self.name, (address,), (offer,))
-        reply = self.ask(message)
-        assert isinstance(reply, WorkerAccepted), reply
-        return reply
-
-    def ask(self, message: Message) -> Message | None:
-        """Send a request on the control connection."""
-        assert self.session is not None
-        return self.rig.ask(self.session, message)
 
     def digests(self) -> tuple[ChunkDigest, ...]:
         """One digest a chunk that is in use."""
@@ -93,36 +79,18 @@ class FakeWorker:
             for (start, size_class), held in chunks.items()
         )
 
-    def offer(self) -> InventoryWanted:
-        """Send digests."""
-        reply = self.ask(OfferInventory(self.segment, self.incarnation, self.digests()))
-        reply = self.rig.settled(self.session, reply)
-        assert isinstance(reply, InventoryWanted), reply
-        return reply
-
-    def send_rows(self, start: int) -> None:
-        """Send one chunk's records."""
+    def rows(self, start: int) -> InventoryRows:
+        """One chunk's records, which has some."""
         held = [
             r
             for _, r in sorted(self.records.items())
             if self.geometry.chunk_start(r.offset, r.size_class) == start
         ]
         rows = b"".join(map(pack_record, held))
-        size_class = held[0].size_class
-        message = InventoryRows(self.segment, self.incarnation, start, size_class, rows)
-        reply = self.rig.settled(self.session, self.ask(message))
-        assert isinstance(reply, Done), reply
+        return InventoryRows(self.segment, self.incarnation, start, held[0].size_class, rows)
 
-    def join(self) -> None:
-        """Register and go through the whole inventory."""
-        self.connect()
-        for start in self.offer().chunk_starts:
-            self.send_rows(start)
-        reply = self.ask(InventoryEnd(self.segment, self.incarnation))
-        assert isinstance(reply, Done), reply
-
-    def restart(self) -> None:
-        """A new life of the same memory: what was being written is FREE."""
+    def new_life(self) -> None:
+        """The same medium again: what was being written is FREE."""
         self.incarnation += 1
         self.locked.clear()
         self.fenced.clear()
@@ -132,18 +100,14 @@ class FakeWorker:
             if r.state is not RecordState.RESERVED
         }
 
-    def leave(self) -> None:
-        """Lose the control connection."""
-        assert self.session is not None
-        self.rig.close(self.session)
-        self.session = None
-
-    def beat(self) -> None:
-        """Show that it lives."""
-        self.ask(Heartbeat(self.name, 1, len(self.locked)))
-
     def write(
-        self, ordinal: int, span: PlanSpan, keys: bytes, parent: bytes, part_bytes: int
+        self,
+        ordinal: int,
+        span: PlanSpan,
+        keys: bytes,
+        parent: bytes,
+        part_bytes: int,
+        size_class: int = 0,
     ) -> Sealed | None:
         """Pull a plan's pages; the report to send, None when the fence is in the way."""
         offsets, parents = array("Q", span.offsets), parent + keys[:-KEY_BYTES]
@@ -158,7 +122,8 @@ class FakeWorker:
             self.records[offset] = Record(
                 RecordState.SEALED, PageKey(key), span.part, Generation(span.generation),
                 Incarnation(self.incarnation), part_bytes, checksum, offset,
-                size_class_of(part_bytes), ordinal, PageKey(parent), PAGE_TOKENS,
+                size_class or size_class_of(part_bytes), ordinal, PageKey(parent), PAGE_TOKENS,
+                stored_bytes=size_class,
             )  # fmt: skip
             checksums.append(checksum)
             parent = key
@@ -178,12 +143,15 @@ class FakeWorker:
         outcomes = bytes(self._obey_one(command, offset, g) for offset, g in pairs)
         return ExtentsConfirmed(command.epoch, outcomes)
 
-    def _obey_one(self, command: Message, offset: int, generation: int) -> Outcome:
+    def _obey_one(
+        self, command: FenceExtents | FreeExtents | RetireExtents, offset: int, generation: int
+    ) -> Outcome:
         record = self.records.get(offset)
         if isinstance(command, FenceExtents):
             self.fenced[offset] = max(self.fenced.get(offset, 0), generation)
         if record is None or record.generation > generation:
             return Outcome.OK
+        assert record.size_class == command.size_class, "an order of another class"
         if isinstance(command, RetireExtents):
             self.records[offset] = msgspec.structs.replace(record, state=RecordState.REMOVED)
             return Outcome.OK
@@ -191,3 +159,138 @@ class FakeWorker:
             return Outcome.BUSY
         del self.records[offset]
         return Outcome.OK
+
+    def has(self, source: ExtentSource, ingest: Ingest) -> list[bool]:
+        """Which pages of a move lie here as its source says."""
+        columns = array("Q", source.offsets), array("Q", source.generations)
+        checksums = array("Q", ingest.checksums)
+        found = []
+        for i, (offset, generation) in enumerate(zip(*columns, strict=True)):
+            record = self.records.get(offset)
+            key = ingest.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            wanted = key, generation, checksums[i], RecordState.SEALED
+            held = record and (record.key, record.generation, record.checksum, record.state)
+            found.append(source.incarnation == self.incarnation and held == wanted)
+        return found
+
+
+class FakeWorker(FakeSegment):
+    """A pool worker's manners, and the records of its memory."""
+
+    def __init__(self, rig: Rig, name: str, segment: str, geometry: Geometry) -> None:
+        super().__init__(segment, "dram", geometry)
+        self.rig = rig
+        self.name = name
+        self.session: SessionId | None = None
+        self.lower: FakeSegment | None = None
+        """A file on a drive."""
+        self.stored_bytes: dict[bytes, int] = {}
+        """Lengths of encoded pages; all others cannot be encoded."""
+
+    @property
+    def segments(self) -> list[FakeSegment]:
+        """All that it lends."""
+        return [self] if self.lower is None else [self, self.lower]
+
+    def connect(self) -> None:
+        """Open a control connection and register."""
+        self.session = self.rig.open("worker", "", self.name)
+        self.register()
+
+    def register(self) -> Message | None:
+        """Register this worker's segments."""
+        address = Address("tcp", f"{self.name}:1", 1)
+        offers = [
+            SegmentOffer(each.segment, each.incarnation, each.tier, each.geometry)
+            for each in self.segments
+        ]
+        message = RegisterWorker(self.name, self.name, (address,), tuple(offers))
+        reply = self.ask(message)
+        assert isinstance(reply, WorkerAccepted), reply
+        return reply
+
+    def ask(self, message: Message) -> Message | None:
+        """Send a request on the control connection."""
+        assert self.session is not None
+        return self.rig.ask(self.session, message)
+
+    def offer(self, segment: FakeSegment | None = None) -> InventoryWanted:
+        """Send digests."""
+        each = segment or self
+        reply = self.ask(OfferInventory(each.segment, each.incarnation, each.digests()))
+        reply = self.rig.settled(self.session, reply)
+        assert isinstance(reply, InventoryWanted), reply
+        return reply
+
+    def send_rows(self, start: int, segment: FakeSegment | None = None) -> None:
+        """Send one chunk's records."""
+        reply = self.rig.settled(self.session, self.ask((segment or self).rows(start)))
+        assert isinstance(reply, Done), reply
+
+    def join(self) -> None:
+        """Register and go through the whole inventory."""
+        self.connect()
+        for each in self.segments:
+            for start in self.offer(each).chunk_starts:
+                self.send_rows(start, each)
+            reply = self.ask(InventoryEnd(each.segment, each.incarnation))
+            assert isinstance(reply, Done), reply
+
+    def restart(self) -> None:
+        """A new life of the same memory and drive."""
+        for each in self.segments:
+            each.new_life()
+
+    def leave(self) -> None:
+        """Lose the control connection."""
+        assert self.session is not None
+        self.rig.close(self.session)
+        self.session = None
+
+    def beat(self) -> None:
+        """Show that it lives."""
+        self.ask(Heartbeat(self.name, 1, len(self.locked)))
+
+    def answer(self, command: Message) -> Message | None:
+        """Carry out whatever the master asked for; None when this worker has gone meanwhile."""
+        assert isinstance(command, Ingest | FenceExtents | FreeExtents | RetireExtents), command
+        segment = next(each for each in self.segments if each.segment == command.segment)
+        if isinstance(command, Ingest):
+            return self.move(command, segment)
+        return segment.obey(command)
+
+    def move(self, ingest: Ingest, target: FakeSegment) -> Ingested | None:
+        """Copy pages from one segment to another, page by page, and report each."""
+        source = ingest.source
+        assert isinstance(source, ExtentSource), source
+        origin = next(each for each in self.segments if each.segment == source.segment)
+        encoded = 0
+        outcomes = bytearray()
+        for i, there in enumerate(origin.has(source, ingest)):
+            key = ingest.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            size = self.stored_bytes.get(key, 0) if target.tier == "nvme" else 0
+            encoded = max(encoded, size)
+            if not there:
+                outcomes.append(Outcome.STALE)
+            elif (size or ingest.part_bytes) > ingest.size_class:
+                outcomes.append(Outcome.TOO_BIG)
+            else:
+                outcomes.append(self._moved_page(ingest, target, i))
+        return None if self.session is None else Ingested(bytes(outcomes), encoded)
+
+    def _moved_page(self, ingest: Ingest, target: FakeSegment, i: int) -> int:
+        at = slice(i * KEY_BYTES, (i + 1) * KEY_BYTES)
+        parent = ingest.keys[at.start - KEY_BYTES : at.start] if i else ingest.parent
+        offset = ingest.offsets[i * 8 : (i + 1) * 8]
+        span = PlanSpan(0, 1, ingest.part, 0, ingest.generation, offset)
+        report = target.write(
+            ingest.namespace_ordinal, span, ingest.keys[at], parent, ingest.part_bytes,
+            ingest.size_class,
+        )  # fmt: skip
+        if report is None:
+            return Outcome.FENCED
+        reply = self.rig.ask(self.session, report) if self.session is not None else None
+        noted = reply.outcomes[0] if isinstance(reply, SealedNoted) else Outcome.TRANSPORT
+        if noted == Outcome.PLAN_CLOSED:
+            del target.records[int.from_bytes(offset, "little")]
+        return noted
