@@ -10,15 +10,15 @@ from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES
-from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvstore.hints import Hints
     from master.replay.trace import Trace
     from policies.eviction.protocol import EvictionPolicy
-    from policies.hints import Hints
 
 
 class Page:

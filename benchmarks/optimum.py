@@ -11,7 +11,7 @@ import random
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from policies.hints import NO_HINTS, Hints
+from kvstore.hints import NO_HINTS, Hints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

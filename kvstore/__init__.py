@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvstore.errors import LayoutMismatch as LayoutMismatch
     from kvstore.errors import OutOfSpace as OutOfSpace
     from kvstore.errors import Unavailable as Unavailable
+    from kvstore.hints import Hints as Hints
     from kvstore.namespace import Attention as Attention
     from kvstore.namespace import CacheGroup as CacheGroup
     from kvstore.namespace import Content as Content
@@ -65,6 +66,7 @@ _HOMES: Final = {
         "OutOfSpace",
         "Unavailable",
     ),
+    "kvstore.hints": ("Hints",),
     "kvstore.namespace": ("Attention", "CacheGroup", "Content", "Layout"),
     "kvstore.page": ("PageChain",),
     "kvstore.transfer.buffer": ("Buffer",),

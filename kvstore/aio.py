@@ -27,6 +27,7 @@ from kvstore.client.performer import Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
 from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
+from kvstore.client.writes import PutWishes
 from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.client.steps import Answer, Step, Steps
     from kvstore.client.writes import PutRequest
+    from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
@@ -114,7 +116,7 @@ class AsyncKVStore:
         """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""
         return self._calls.buffer(size_bytes)
 
-    async def put(
+    async def put(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         chain: PageChain,
@@ -125,9 +127,10 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put."""
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
@@ -142,13 +145,14 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put_parts."""
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         request = self._calls.put_request(opened, chain, offsets, None, wishes)
         return await self._put(source, request)
 
-    async def put_objects(
+    async def put_objects(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         names: PageChain,
@@ -159,9 +163,10 @@ class AsyncKVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return await self._put(source, request)
 
@@ -202,9 +207,10 @@ class AsyncKVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Match:
         """See KVStore.match_prefix."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return await self._run(match_steps(query, self._calls.clock))
 
     async def lookup(
@@ -215,9 +221,10 @@ class AsyncKVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Found:
         """See KVStore.lookup."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return await self._run(lookup_steps(query, self._calls.clock))
 
     async def read(

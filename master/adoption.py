@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvstore.hints import NO_HINTS
 from kvstore.ids import ROOT_PARENT
 from kvstore.record import Record, RecordFlag, RecordState
 from kvstore.replica import ExtentEvent, Tier
@@ -123,7 +124,7 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record]) -> None:
     tree = known.tree
     keys = b"".join(record.key for record in group)
     ttl_s = core.page_ttl_s(known)
-    make_holes(core, tree, first.parent, keys, tree.stretches(keys), ttl_s)
+    make_holes(core, tree, first.parent, keys, tree.stretches(keys), ttl_s, NO_HINTS)
     piece = Copy(
         first.part,
         segment,

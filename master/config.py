@@ -12,7 +12,7 @@ from kvstore.config import Seconds, SecondsOrInf, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
-from master.tunables import Tunables
+from master.tunables import GIVEN, HINTS, Tunables
 
 
 def _data_dir() -> Path:
@@ -37,6 +37,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
+    hints: str = GIVEN
+    """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
     def __post_init__(self) -> None:
         """Raise BadValue where a bound is passed or two values contradict each other."""
@@ -55,6 +57,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
             most = f"more than 0, less than watermark_high ({self.watermark_high})"
             raise BadValue("watermark_low", self.watermark_low, most)
 
+        if self.hints not in HINTS:
+            raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
+
     def unix_path(self) -> Path | None:
         """Where the Unix socket is; BadValue where none can be."""
         return None if self.unix is None else socket_path("unix", self.data_dir, self.unix)
@@ -71,4 +76,5 @@ class MasterConfig(msgspec.Struct, frozen=True):
             segment_forget_s=self.segment_forget_s,
             watermark_high=self.watermark_high,
             watermark_low=self.watermark_low,
+            hints=self.hints,
         )

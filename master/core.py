@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import InvariantBroken
+from kvstore.hints import NO_HINTS
 from kvstore.ids import Epoch, generation_of
 from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
@@ -22,15 +23,17 @@ from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.removal import Removals
 from master.tombstones import Tombstones
+from master.tunables import LEARNED
 from master.waiting import WaitingPuts
 from master.wheel import Wakeup, Wheel
 from policies import registry
-from policies.hints import NO_HINTS
+from policies.predictor import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvstore.errors import KVStoreError
+    from kvstore.hints import Hints
     from kvstore.wire.messages.base import Message
     from master.directory import Tree
     from master.events import Action
@@ -81,6 +84,7 @@ class Core:
         self.lenders = Lenders()
         self.eviction = registry.eviction(tunables.eviction)
         self.placement = registry.placement(tunables.placement)
+        self.predictor = Predictor() if tunables.hints == LEARNED else None
 
         self.ranking = placing.Ranking()
         self.removals = Removals(self.wakeup)
@@ -214,9 +218,9 @@ class Core:
         for then in self._on_persisted.pop(ticket, ()):
             then()
 
-    def touch(self, run: Run) -> None:
+    def touch(self, run: Run, hints: Hints = NO_HINTS) -> None:
         """Note an access: the TTL starts anew, the policy hears of it."""
-        self.eviction.touched(run, self.now, NO_HINTS)
+        self.eviction.touched(run, self.now, hints)
         expires_s = min(self.now + run.ttl_s, run.created_s + self.tunables.page_age_max_s)
         if run.ttl_s == inf:
             expires_s = inf

@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING
 
 from kvstore.ids import KEY_BYTES
 from master.run import Run
-from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from master.core import Core
     from master.directory import Stretch, Tree
 
 
 def make_holes(
-    core: Core, tree: Tree, parent: bytes, keys: bytes, found: list[Stretch], ttl_s: float
+    core: Core,
+    tree: Tree,
+    parent: bytes,
+    keys: bytes,
+    found: list[Stretch],
+    ttl_s: float,
+    hints: Hints,
 ) -> None:
     """Make holes of those pages of a chain below `parent` that are not in the tree.
 
@@ -23,15 +29,17 @@ def make_holes(
     at, end = 0, len(keys)
     for stretch in found:
         start = min(stretch.first * KEY_BYTES, end)
-        _make(core, tree, keys[at - KEY_BYTES : at] if at else parent, keys[at:start], ttl_s)
+        above = keys[at - KEY_BYTES : at] if at else parent
+        _make(core, tree, above, keys[at:start], ttl_s, hints)
         at = min(start + stretch.count * KEY_BYTES, end)
-    _make(core, tree, keys[at - KEY_BYTES : at] if at else parent, keys[at:], ttl_s)
+    above = keys[at - KEY_BYTES : at] if at else parent
+    _make(core, tree, above, keys[at:], ttl_s, hints)
 
 
-def _make(core: Core, tree: Tree, parent: bytes, keys: bytes, ttl_s: float) -> None:
+def _make(core: Core, tree: Tree, parent: bytes, keys: bytes, ttl_s: float, hints: Hints) -> None:
     """As many runs as the policy tells pages apart."""
     while keys:
         pattern = Run(tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s)
-        stop = core.eviction.entered(pattern, keys, core.now, NO_HINTS) * KEY_BYTES
+        stop = core.eviction.entered(pattern, keys, core.now, hints) * KEY_BYTES
         tree.add(pattern, keys[:stop])
         parent, keys = keys[stop - KEY_BYTES : stop], keys[stop:]

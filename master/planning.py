@@ -16,7 +16,7 @@ from kvstore.require import require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
-from master import placing
+from master import hinting, placing
 from master.holes import make_holes
 from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put
@@ -25,6 +25,7 @@ from master.seconds import check_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvstore.hints import Hints
     from kvstore.wire.messages.puts import BeginPut, PutChain
     from master.core import Core
     from master.directory import Stretch, Tree
@@ -58,6 +59,7 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
     check_seconds("timeout_s", message.timeout_s)
     if message.ttl_s is not None:
         require_ttl("ttl_s", message.ttl_s)
+    hinting.given(message.hints)
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
@@ -134,17 +136,18 @@ class Planner:
             return
         found = tree.stretches(chain.keys)
         _check_chain(tree, chain, found)
-        self._use(found)
+        hints = hinting.of_put(self._core, self._message, chain)
+        self._use(found, hints)
         plans: list[Plan] = []
         self._is_cut = False
         for part, part_bytes in zip(parts, self._message.part_bytes, strict=True):
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
-            self._take_in(chain, found, plans)
+            self._take_in(chain, found, plans, hints)
         if self._is_cut and self._message.wait:
             self._keep_end(chain)
 
-    def _use(self, found: list[Stretch]) -> None:
+    def _use(self, found: list[Stretch], hints: Hints) -> None:
         """Pages that are there are used by a put, and live as long as it asks."""
         asked_s = self._message.ttl_s
         if asked_s is not None and found and asked_s > found[-1].run.ttl_s:
@@ -152,7 +155,7 @@ class Planner:
         for stretch in found:
             if asked_s is not None:
                 stretch.run.ttl_s = max(stretch.run.ttl_s, asked_s)
-            self._core.touch(stretch.run)
+            self._core.touch(stretch.run, hints)
 
     def _keep_end(self, chain: PutChain) -> None:
         """Lease the last page of the chain that is in the tree, while its rest waits for room.
@@ -247,12 +250,14 @@ class Planner:
     def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
         self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
 
-    def _take_in(self, chain: PutChain, found: list[Stretch], plans: list[Plan]) -> None:
+    def _take_in(
+        self, chain: PutChain, found: list[Stretch], plans: list[Plan], hints: Hints
+    ) -> None:
         """Have every page that was granted, and those before it, in the tree, with its plans."""
         core, tree = self._core, self._tree
         granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
         keys = chain.keys[: granted * KEY_BYTES]
-        make_holes(core, tree, chain.parent, keys, found, self._ttl_s)
+        make_holes(core, tree, chain.parent, keys, found, self._ttl_s, hints)
         for plan in plans:
             for stretch in tree.stretches(plan.keys):
                 run = stretch.run

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvstore import limits
 from kvstore.errors import BadValue
+from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
@@ -22,12 +23,14 @@ from kvstore.wire.messages.reads import (
     Probed,
     RenewLease,
 )
+from master import hinting
 from master.directory import Stretch, Tree
 from master.packed import WORD, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvstore.hints import Hints
     from master.core import Core
     from master.namespaces import KnownNamespace
     from master.run import Copy, Run
@@ -41,15 +44,17 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     found = known.tree.leading(message.keys, core.version)
     if found:  # so that only matched pages are leased, and count as used
         found[-1] = known.tree.cut_at_end(found[-1])
-    _answer_located(core, caller, found, message)
+    hints = hinting.of_match(core, message, found)
+    _answer_located(core, caller, found, message, hints)
 
 
 def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     """Answer Located: each of these pages that is readable; leases cover whole runs."""
     known = _known(core, caller, message.namespace, message.keys)
+    hints = hinting.given(message.hints)
     stretches = known.tree.stretches(message.keys)
     found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
-    _answer_located(core, caller, found, message)
+    _answer_located(core, caller, found, message, hints)
 
 
 def probe(core: Core, caller: Caller, message: Probe) -> None:
@@ -91,10 +96,10 @@ def _known(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNa
     return known
 
 
-def _lease(core: Core, run: Run, until_s: float) -> None:
+def _lease(core: Core, run: Run, until_s: float, hints: Hints = NO_HINTS) -> None:
     """Note an access, with a lease unless `until_s` is 0."""
     run.leased_until_s = max(run.leased_until_s, until_s)
-    core.touch(run)
+    core.touch(run, hints)
 
 
 def _readable(core: Core, tree: Tree, stretch: Stretch) -> Iterator[Stretch]:
@@ -126,7 +131,11 @@ def _still_there(stretch: Stretch, asked: bytes) -> bytes:
 
 
 def _answer_located(
-    core: Core, caller: Caller, found: list[Stretch], message: MatchPrefix | Lookup
+    core: Core,
+    caller: Caller,
+    found: list[Stretch],
+    message: MatchPrefix | Lookup,
+    hints: Hints,
 ) -> None:
     core.counters["pages_matched"] += sum([stretch.count for stretch in found])
     core.counters["pages_asked"] += len(message.keys) // KEY_BYTES
@@ -136,7 +145,7 @@ def _answer_located(
     if message.lease:
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
     for stretch in found:
-        _lease(core, stretch.run, until_s)
+        _lease(core, stretch.run, until_s, hints)
         runs += _located_runs(stretch, message.parts, indexes)
     refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from kvstore import limits
 from kvstore.errors import ConfigError
+
+GIVEN: Final = "given"
+LEARNED: Final = "learned"
+HINTS: Final = (GIVEN, LEARNED)
+"""Whose hints the eviction policy hears: the callers' alone, or also what the pool learns."""
 
 
 class Tunables(msgspec.Struct, frozen=True):
@@ -25,6 +32,7 @@ class Tunables(msgspec.Struct, frozen=True):
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
     placement: str = "most_free"
+    hints: str = GIVEN
 
     def put_timeout_s(self, put_bytes: int) -> float:
         """How long a put of `put_bytes` may go without progress before its extents are fenced."""

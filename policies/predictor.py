@@ -24,7 +24,7 @@ from policies.eviction.protocol import SAME_USE_S
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
-    from policies.hints import Hints
+    from kvstore.hints import Hints
 
 CHAINS_MAX: Final = 1 << 17
 """Chains that are watched at a time, about 40 MB."""
@@ -107,6 +107,17 @@ class Predictor:
             self._count(kinds, now_s, chains=1.0, continued=0.0)
             self._chains[last] = Chain(turn, kinds, probability, now_s)
         return _filled(hints, probability)
+
+    def recalled(self, hints: Hints, keys: bytes) -> Hints:
+        """The same of a request for some pages of a chain, by the last chain that ends among them.
+
+        Nothing is learned from it.
+        """
+        for at in range(len(keys) - KEY_BYTES, -1, -KEY_BYTES):
+            chain = self._chains.get(keys[at : at + KEY_BYTES])
+            if chain is not None:
+                return _filled(hints, chain.probability)
+        return hints
 
     def _take_continued(self, keys: bytes, now_s: float) -> Chain | None:
         """The longest chain that this one goes on from."""

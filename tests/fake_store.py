@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvstore.client.locations import Locations
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.errors import KVStoreError
+    from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
 
@@ -49,6 +50,8 @@ class FakeStore:
         self.spoil: dict[bytes, MissReason] = {}
         """By page key: reads of it miss, although it is found."""
         self.evict_after_probe: list[bytes] = []
+        self.heard: list[tuple[PageChain, bool, Hints | None]] = []
+        """Chain, lease and hints of each match and put."""
         self._lock = threading.RLock()
 
     def _enter(self, call: str) -> None:
@@ -83,9 +86,17 @@ class FakeStore:
     def _is_whole(self, opened: OpenedNamespace, key: bytes) -> bool:
         return all((key, part.index) in self.held for part in opened.namespace.parts)
 
-    def match_prefix(self, opened: OpenedNamespace, chain: PageChain) -> Match:
+    def match_prefix(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        lease: bool = True,
+        hints: Hints | None = None,
+    ) -> Match:
         """Find the longest prefix."""
         self._enter("match_prefix")
+        self.heard.append((chain, lease, hints))
         with self._lock:
             readable = bytes(self._is_whole(opened, key) for key in chain)
         return Match(opened, chain, (), (), readable)
@@ -114,9 +125,12 @@ class FakeStore:
         chain: PageChain,
         source: object,
         offsets: Mapping[int, Sequence[int]],
+        *,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store pages; the ones after a refused one have no parent."""
         self._enter("put_parts")
+        self.heard.append((chain, False, hints))
         memory = (
             source.memory
             if isinstance(source, Buffer)

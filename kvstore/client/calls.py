@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.client.performer import Mover, Viewer
     from kvstore.client.steps import Steps
+    from kvstore.client.writes import PutWishes
     from kvstore.clock import Clock
+    from kvstore.hints import Hints
     from kvstore.namespace import Namespace
     from kvstore.page import PageChain
     from kvstore.wire.messages.common import SegmentRef
@@ -99,10 +101,12 @@ class Calls:
         parts: Sequence[int] = (),
         *,
         lease: bool = True,
+        hints: Hints | None = None,
     ) -> Query:
         """A question about a chain's pages."""
         wanted = checks.check_query(opened, chain, parts, lease)
-        return Query(opened, chain, self.deadline_s(timeout_s), wanted, lease)
+        checks.check_hints(hints)
+        return Query(opened, chain, self.deadline_s(timeout_s), wanted, lease, hints)
 
     def put_request(
         self,
@@ -110,11 +114,10 @@ class Calls:
         chain: PageChain,
         offsets: Mapping[int, Sequence[int]],
         size_bytes: int | None,
-        wishes: tuple[float | None, bool, float | None],
+        wishes: PutWishes,
     ) -> PutRequest:
-        """A checked put, but for the source's bounds. Wishes are ttl_s, wait and timeout_s."""
-        ttl_s, wait, timeout_s = wishes
-        checks.check_put(opened, chain, ttl_s, wait)
+        """A checked put, but for the source's bounds."""
+        checks.check_put(opened, chain, wishes)
         require("offsets", offsets, Mapping, "lists of offsets by part")
         pages, page_bytes = len(chain), 0
         sources: list[PartSource] = []
@@ -122,8 +125,10 @@ class Calls:
             size = checks.part_size(opened, part, size_bytes)
             sources.append(PartSource(part, size, checks.check_offsets(places, pages)))
             page_bytes += size
-        deadline_s = self.deadline_s(timeout_s, pages * page_bytes)
-        return PutRequest(opened, chain, tuple(sources), deadline_s, wait, ttl_s)
+        deadline_s = self.deadline_s(wishes.timeout_s, pages * page_bytes)
+        return PutRequest(
+            opened, chain, tuple(sources), deadline_s, wishes.wait, wishes.ttl_s, wishes.hints
+        )
 
     def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
         """The plan of a put."""

@@ -11,6 +11,7 @@ from kvstore import limits
 from kvstore.client.locations import Locations
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.errors import BadValue
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
@@ -18,6 +19,8 @@ from kvstore.require import require, require_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kvstore.client.writes import PutWishes
 
 _KEY: Final = Struct(f"{KEY_BYTES}s")
 
@@ -46,15 +49,23 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
     return size_bytes
 
 
-def check_put(opened: OpenedNamespace, chain: PageChain, ttl_s: float | None, wait: bool) -> None:
+def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> None:
     """A put's pages are distinct, its wishes within the limits."""
     _check_pages(opened, chain)
-    require("wait", wait, bool, "True or False")
+    require("wait", wishes.wait, bool, "True or False")
     pages = len(chain)
     if pages > 1 and len(set(_KEY.iter_unpack(chain.packed))) != pages:
         raise BadValue("chain", chain, "distinct pages")
-    if ttl_s is not None:
-        require_ttl("ttl_s", ttl_s)
+    if wishes.ttl_s is not None:
+        require_ttl("ttl_s", wishes.ttl_s)
+    check_hints(wishes.hints)
+
+
+def check_hints(hints: Hints | None) -> None:
+    """Hints whose values can be right, or none."""
+    if hints is not None:
+        require("hints", hints, Hints, "Hints")
+        hints.check()
 
 
 def check_query(

@@ -10,6 +10,7 @@ from kvstore import limits
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.steps import Steps, ask
 from kvstore.errors import BadValue, MalformedMessage
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.lease import holder_deadline_s
 from kvstore.page import PageChain
@@ -45,6 +46,7 @@ class Query(msgspec.Struct, frozen=True):
     parts: tuple[int, ...] = ()
     """Parts whose places are wanted; empty for all."""
     lease: bool = True
+    hints: Hints | None = None
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -167,7 +169,7 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
     readable = b""
     for first, keys in _batches(query.chain):
         sent_at_s = clock.now_s()
-        question = MatchPrefix(namespace, keys, query.parts, query.lease)
+        question = MatchPrefix(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         found = _check(located, len(keys) // KEY_BYTES, query.opened.namespace)
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
@@ -185,7 +187,7 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
     readable: list[bytes] = []
     for first, keys in _batches(query.chain):
         sent_at_s = clock.now_s()
-        question = Lookup(namespace, keys, query.parts, query.lease)
+        question = Lookup(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         readable.append(_check(located, len(keys) // KEY_BYTES, query.opened.namespace))
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))

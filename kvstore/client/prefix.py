@@ -16,6 +16,7 @@ import msgspec
 from kvstore.client.outcomes import AlreadyThere, Miss, Refused, RefusedReason, Stored
 from kvstore.client.staging import STAGING_BYTES, SpareBuffers
 from kvstore.errors import CallerError, KVStoreError
+from kvstore.hints import Hints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,14 @@ class PageStore(Protocol):
         """Tell which pages are there."""
         ...
 
-    def match_prefix(self, opened: OpenedNamespace, chain: PageChain) -> Match:
+    def match_prefix(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        lease: bool = True,
+        hints: Hints | None = None,
+    ) -> Match:
         """Find the longest run of leading pages, and lease it."""
         ...
 
@@ -58,6 +66,8 @@ class PageStore(Protocol):
         chain: PageChain,
         source: object,
         offsets: Mapping[int, Sequence[int]],
+        *,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store these parts of every page."""
         ...
@@ -111,7 +121,13 @@ class PrefixCache:
         self._staging = SpareBuffers(store.buffer)
         self._staging_bytes = self._batch_pages * self._page_bytes
 
-    def fetch(self, tokens: Sequence[int], begin: Callable[[int], CopyPages]) -> Fetched:
+    def fetch(
+        self,
+        tokens: Sequence[int],
+        begin: Callable[[int], CopyPages],
+        *,
+        hints: Hints | None = None,
+    ) -> Fetched:
         """Bring the longest known prefix of `tokens`, at most len(tokens) - 1 of them.
 
         `begin(pages)` is called once it is known how many pages are there, if any; the function
@@ -121,7 +137,7 @@ class PrefixCache:
         chain = self._opened.chain(tokens[: max(0, len(tokens) - 1)])
         pages, trouble = 0, ""
         try:
-            for batch in self._fetch_batches(chain, begin):
+            for batch in self._fetch_batches(chain, begin, hints):
                 pages += batch.pages
                 trouble = batch.trouble
         except CallerError:
@@ -130,7 +146,7 @@ class PrefixCache:
             trouble = _text(error)
         return Fetched(pages, pages * self._page_tokens, pages * self._page_bytes, trouble)
 
-    def store(self, tokens: Sequence[int], pack: CopyPages) -> Kept:
+    def store(self, tokens: Sequence[int], pack: CopyPages, *, hints: Hints | None = None) -> Kept:
         """Store the full pages of `tokens` that the pool does not hold yet.
 
         `pack` is asked for stretches of pages, in order. Pages that somebody else is storing are
@@ -141,34 +157,51 @@ class PrefixCache:
         try:
             known = self._store.probe(self._opened, chain)
             first = known.index(False) if False in known else len(known)
-            kept = self._store_from(chain, first, pack)
+            kept = self._store_from(chain, first, pack, hints)
             if first and kept.trouble == RefusedReason.PARENT_MISSING:
                 # The pages before this call's were evicted after they had been seen.
-                kept = self._store_from(chain, 0, pack)
+                kept = self._store_from(chain, 0, pack, hints)
         except CallerError:
             raise
         except KVStoreError as error:
             return Kept(present=first, trouble=_text(error))
         return kept
 
+    def end_session(self, tokens: Sequence[int]) -> None:
+        """Say that nobody is going on from `tokens`: their pages may go before others.
+
+        A hint, and so no trouble when the pool does not hear it.
+        """
+        chain = self._opened.chain(tokens)
+        try:
+            self._store.match_prefix(
+                self._opened, chain, lease=False, hints=Hints(session_closed=True)
+            )
+        except CallerError:
+            raise
+        except KVStoreError:
+            return
+
     def close(self) -> None:
         """Give the staging memory back; the store stays open."""
         self._staging.close()
 
     def _fetch_batches(
-        self, chain: PageChain, begin: Callable[[int], CopyPages]
+        self, chain: PageChain, begin: Callable[[int], CopyPages], hints: Hints | None
     ) -> Iterator[_Batch]:
         """Bring batch after batch, up to the first that does not come whole."""
-        match = self._store.match_prefix(self._opened, chain) if chain else None
-        pages = match.pages if match else 0
-        if match is None or not pages:
+        if not chain:
+            return
+        match = self._store.match_prefix(self._opened, chain, hints=hints)
+        pages = match.pages
+        if not pages:
             return
         unpack = begin(pages)
         with self._staging.take(self._staging_bytes) as buffer:
             for first in range(0, pages, self._batch_pages):
                 batch = chain.slice(first, min(first + self._batch_pages, pages))
                 if first:  # Each batch is read under a lease of its own.
-                    match = self._store.match_prefix(self._opened, batch)
+                    match = self._store.match_prefix(self._opened, batch, hints=hints)
                 hits, trouble = self._read(match, min(match.pages, len(batch)), buffer)
                 if hits:
                     unpack(first, hits, buffer.view[: hits * self._page_bytes])
@@ -197,7 +230,9 @@ class PrefixCache:
             start += spec.size_bytes
         return starts
 
-    def _store_from(self, chain: PageChain, first: int, pack: CopyPages) -> Kept:
+    def _store_from(
+        self, chain: PageChain, first: int, pack: CopyPages, hints: Hints | None
+    ) -> Kept:
         """Store pages [first, ...); a refused page ends it, as nothing can follow that."""
         kept = Kept(present=first)
         if first == len(chain):
@@ -207,7 +242,7 @@ class PrefixCache:
                 batch = chain.slice(start, min(start + self._batch_pages, len(chain)))
                 pack(start, len(batch), buffer.view[: len(batch) * self._page_bytes])
                 offsets = self._offsets(len(batch))
-                outcomes = self._store.put_parts(self._opened, batch, buffer, offsets)
+                outcomes = self._store.put_parts(self._opened, batch, buffer, offsets, hints=hints)
                 kept = self._counted(kept, outcomes)
                 if kept.trouble:
                     break

@@ -24,6 +24,7 @@ from kvstore.client.outcomes import Miss
 from kvstore.client.performer import Blocking, Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import ask, drive
+from kvstore.client.writes import PutWishes
 from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from kvstore.client.steps import Steps
     from kvstore.client.writes import PutRequest
     from kvstore.clock import Clock
+    from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
@@ -130,7 +132,7 @@ class KVStore:
 
     # Storing.
 
-    def put(
+    def put(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         chain: PageChain,
@@ -141,15 +143,17 @@ class KVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store one part of every page of a chain; one outcome a page, in order.
 
         `source` is a Buffer of this store, or any contiguous buffer (copied once more);
         `offsets` says where in it each page begins, in bytes. With `wait` the call waits within
         its deadline for room and for other puts of the same pages. When it returns, every lookup
-        by anybody finds what is `Stored(visible=True)`.
+        by anybody finds what is `Stored(visible=True)`. `hints` say what is known of the chain's
+        future: the pool's policies listen to them and promise nothing.
         """
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return self._put(source, request)
@@ -164,12 +168,13 @@ class KVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store several parts of every page: `offsets` has one list for each part."""
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         return self._put(source, self._calls.put_request(opened, chain, offsets, None, wishes))
 
-    def put_objects(
+    def put_objects(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         names: PageChain,
@@ -180,9 +185,10 @@ class KVStore:
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store named objects of `size_bytes` each in an opaque namespace."""
-        wishes = (ttl_s, wait, timeout_s)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return self._put(source, request)
 
@@ -228,13 +234,15 @@ class KVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Match:
         """The longest prefix of the chain in the pool, leased so that it can be read.
 
         `parts` narrows what is located to the parts that will be read; a page is found only when
-        all its parts are there either way.
+        all its parts are there either way. `hints` as in `put`; where a session has ended, a match
+        without lease tells the pool: `Hints(session_closed=True)`.
         """
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return self._run(match_steps(query, self._calls.clock))
 
     def lookup(
@@ -245,9 +253,10 @@ class KVStore:
         lease: bool = True,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Found:
         """Every page of the chain that is in the pool, also beyond a gap; else as match_prefix."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease)
+        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return self._run(lookup_steps(query, self._calls.clock))
 
     def read(

@@ -21,6 +21,7 @@ from kvstore.client.outcomes import (
 from kvstore.client.part_progress import PENDING, STORED, PageState, PartProgress
 from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.page import PageChain
 from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
@@ -67,6 +68,15 @@ class PartSource(msgspec.Struct, frozen=True):
     places: tuple[int, ...]
 
 
+class PutWishes(msgspec.Struct, frozen=True):
+    """How a caller wants its pages put."""
+
+    ttl_s: float | None = None
+    wait: bool = True
+    timeout_s: float | None = None
+    hints: Hints | None = None
+
+
 class PutRequest(msgspec.Struct, frozen=True):
     """A checked put: places are inside the source, sizes are the layout's, keys are distinct."""
 
@@ -77,6 +87,7 @@ class PutRequest(msgspec.Struct, frozen=True):
     """When to stop, on the clock that the plan is given."""
     wait: bool = True
     ttl_s: float | None = None
+    hints: Hints | None = None
 
     @property
     def pages(self) -> int:
@@ -122,6 +133,7 @@ class _Batch:
             timeout_s=time_s,
             wait=request.wait,
             ttl_s=request.ttl_s,
+            hints=request.hints,
         )
 
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:

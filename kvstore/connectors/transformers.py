@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.prefix import CopyPages, Fetched, Kept
+    from kvstore.hints import Hints
 
 POSITION_FIELDS: Final = (
     "alibi",
@@ -111,10 +112,13 @@ class PooledPrefix:
         self.namespace: Final = opened.namespace
         self._prefix = PrefixCache(store, opened, staging_bytes)
 
-    def fetch(self, tokens: Sequence[int]) -> tuple[DynamicCache, Fetched]:
+    def fetch(
+        self, tokens: Sequence[int], *, hints: Hints | None = None
+    ) -> tuple[DynamicCache, Fetched]:
         """A cache that holds the first `Fetched.tokens` of `tokens`, at most all but the last.
 
-        Compute the rest with it. Nothing known, or the pool in trouble: an empty cache.
+        Compute the rest with it. Nothing known, or the pool in trouble: an empty cache. `hints`
+        say what the caller knows of the chat's future, its turn for example.
         """
         layers: list[LayerCache] = []
 
@@ -122,13 +126,15 @@ class PooledPrefix:
             layers.extend(self._allocate(pages))
             return lambda first, count, memory: self._unpack(layers, first, count, memory)
 
-        fetched = self._prefix.fetch(tokens, begin)
+        fetched = self._prefix.fetch(tokens, begin, hints=hints)
         cache = DynamicCache(config=self._config)
         if fetched.pages:
             _fill(cache, layers, fetched.tokens)
         return cache, fetched
 
-    def store(self, tokens: Sequence[int], cache: DynamicCache) -> Kept:
+    def store(
+        self, tokens: Sequence[int], cache: DynamicCache, *, hints: Hints | None = None
+    ) -> Kept:
         """Keep the full pages of `tokens` whose KV is in `cache`, prompt and generated alike.
 
         The cache may hold fewer tokens (the last generated one was not computed) or more. Raises
@@ -139,7 +145,12 @@ class PooledPrefix:
         return self._prefix.store(
             tokens[:held],
             lambda first, count, memory: self._pack(layers, first, count, memory),
+            hints=hints,
         )
+
+    def end_session(self, tokens: Sequence[int]) -> None:
+        """Say that the chat of these tokens is over: the pool may drop its pages before others."""
+        self._prefix.end_session(tokens)
 
     def close(self) -> None:
         """Give staging memory back; the store stays open."""

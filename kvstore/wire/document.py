@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvstore import errors, limits, namespace, segment
+from kvstore import errors, hints, limits, namespace, segment
 from kvstore.wire import framing
 from kvstore.wire.messages import CONVERSATIONS, REGISTRY, RETIRED_TAGS, common
 from kvstore.wire.messages.base import Message, tag_of
@@ -35,6 +35,7 @@ NEW_PARAGRAPH: Final = "\n\n"
 VALUES: Final = (
     (namespace, ("Content", "CacheGroup", "Attention", "Layout")),
     (segment, ("Geometry",)),
+    (hints, ("Hints",)),
 )
 """Values that messages carry and that live elsewhere."""
 

@@ -20,8 +20,8 @@ from policies.eviction.ghosts import GhostParameters, Ghosts
 from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import Entry
-    from policies.hints import Hints
 
 PROBABILITY_MIN: Final = 0.01
 """What a closed session counts as, and the least that a hint can say."""

@@ -8,8 +8,8 @@ from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import Entry
-    from policies.hints import Hints
 
 
 class Lru(EvictionPolicy):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvstore.ids import KEY_BYTES
 
 if TYPE_CHECKING:
-    from policies.hints import Hints
+    from kvstore.hints import Hints
     from policies.parameters import Parameters
 
 SAME_USE_S: Final = 10.0

@@ -24,8 +24,8 @@ from policies.eviction.ghosts import GhostParameters, Ghosts
 from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import Entry
-    from policies.hints import Hints
 
 AGES_S: Final = (
     0.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 160.0, 220.0, 300.0, 400.0, 500.0, 600.0,

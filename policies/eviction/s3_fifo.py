@@ -16,8 +16,8 @@ from policies.eviction.ghosts import GhostParameters, Ghosts
 from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import Entry
-    from policies.hints import Hints
 
 USES_MAX: Final = 3
 MAIN: Final = 8.0

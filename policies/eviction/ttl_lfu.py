@@ -15,8 +15,8 @@ from policies.eviction.ghosts import GhostParameters, Ghosts
 from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import Entry
-    from policies.hints import Hints
 
 LEVEL_S: Final = 1e8
 """What one use more is worth: longer than any two times of a clock lie apart."""

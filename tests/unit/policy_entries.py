@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES
-from policies.hints import NO_HINTS
 
 if TYPE_CHECKING:
+    from kvstore.hints import Hints
     from policies.eviction.protocol import EvictionPolicy
-    from policies.hints import Hints
 
 
 class Pages:

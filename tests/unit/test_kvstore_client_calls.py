@@ -17,6 +17,7 @@ from kvstore.client.calls import Calls, check_source
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import PutOutcome, Refused, RefusedReason, Stored
 from kvstore.client.steps import drive
+from kvstore.client.writes import PutWishes
 from kvstore.errors import BadValue, BufferClosed, LayoutMismatch, OutOfSpace
 from kvstore.namespace import opaque
 from kvstore.transfer.buffer import Buffer
@@ -25,7 +26,7 @@ from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from tests.fakes import ManualClock
 from tests.unit.client_scripts import Script, opened
 
-WISHES = (None, True, None)
+WISHES = PutWishes()
 SIZE = 4096
 
 
@@ -40,7 +41,7 @@ def test_the_usual_deadline_leaves_time_for_the_bytes() -> None:
     request = prepared.put_request(space, chain, {0: range(64)}, None, WISHES)
     want_s = prepared.clock.now_s() + 10.0 + (64 * (4 << 20)) / limits.PUT_BYTES_PER_S_MIN
     assert request.deadline_s == pytest.approx(want_s)
-    told = prepared.put_request(space, chain, {0: range(64)}, None, (None, True, 3.0))
+    told = prepared.put_request(space, chain, {0: range(64)}, None, PutWishes(timeout_s=3.0))
     assert told.deadline_s == prepared.clock.now_s() + 3.0
 
 

@@ -17,6 +17,7 @@ from kvstore.client.locations import (
 )
 from kvstore.client.steps import drive
 from kvstore.errors import MalformedMessage
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.page import PageChain
 from kvstore.wire.messages.hello import Done
@@ -95,6 +96,16 @@ def test_lookups_probes_and_removes_are_cut_into_batches() -> None:
     assert script.asked[0] == Lookup(
         SPACE.namespace.id, chain.packed[: full * KEY_BYTES], (0,), lease=False
     )
+
+
+def test_hints_ride_with_every_batch() -> None:
+    chain, hints, script = big_chain(2), Hints(turn=2), Script()
+    query = Query(SPACE, chain, script.clock.now_s() + 10, lease=False, hints=hints)
+    script.will(located([]), located([]), located([]))
+    drive(lookup_steps(query, script.clock), script)
+    drive(match_steps(query, script.clock), script)
+    for kind, count in ((Lookup, 2), (MatchPrefix, 1)):
+        assert [m.hints for m in script.asked if isinstance(m, kind)] == [hints] * count
 
 
 def test_no_keys_ask_nothing() -> None:

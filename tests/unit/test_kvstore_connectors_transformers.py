@@ -16,6 +16,7 @@ from kvstore.connectors.transformers import (
     weights_digest,
 )
 from kvstore.errors import BadValue, Unavailable
+from kvstore.hints import Hints
 from tests.fake_store import FakeStore
 from tests.tiny_model import PAGE, compute, computed, config, greedy, same, text, tiny
 
@@ -77,6 +78,17 @@ def test_greedy_decoding_goes_on_bit_for_bit(store: FakeStore, model: LlamaForCa
     assert torch.equal(got[1], want[1])
 
 
+def test_what_a_chat_knows_of_itself_reaches_the_store(
+    store: FakeStore, model: LlamaForCausalLM
+) -> None:
+    prefix, tokens, hints = pooled(store, model), text(PAGE + 1), Hints(turn=1)
+    cache, _ = prefix.fetch(tokens, hints=hints)
+    compute(model, tokens, cache)
+    prefix.store(tokens, cache, hints=hints)
+    prefix.end_session(tokens)
+    assert [each[2] for each in store.heard] == [hints, hints, Hints(session_closed=True)]
+
+
 def test_at_least_one_token_is_left_to_compute(store: FakeStore, model: LlamaForCausalLM) -> None:
     prefix, tokens = pooled(store, model), text(2 * PAGE)
     prefix.store(tokens, computed(model, tokens))
@@ -134,11 +146,11 @@ def test_pages_that_vanish_midway_leave_a_shorter_cache(store: FakeStore) -> Non
     small.store(tokens, original)
     whole, asked = store.match_prefix, []
 
-    def match_prefix(*args: object) -> object:
+    def match_prefix(*args: object, hints: Hints | None = None) -> object:
         asked.append(args)
         if len(asked) == 3:
             store.held.clear()
-        return whole(*args)  # type: ignore[arg-type]  # handed through unchanged
+        return whole(*args, hints=hints)  # type: ignore[arg-type]  # handed through unchanged
 
     store.match_prefix = match_prefix  # type: ignore[method-assign,assignment]  # evicts midway
     restored, fetched = small.fetch([*tokens, 5])

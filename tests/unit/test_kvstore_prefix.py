@@ -14,6 +14,7 @@ from kvstore import errors
 from kvstore.client import staging
 from kvstore.client.outcomes import MissReason, RefusedReason
 from kvstore.client.prefix import Fetched, Kept
+from kvstore.hints import Hints
 from tests.fake_store import FakeStore
 from tests.prefix_engine import TOKENS, Engine, text
 
@@ -138,15 +139,35 @@ def test_pages_evicted_between_batches_end_the_prefix(store: FakeStore) -> None:
     whole = store.match_prefix
     asked: list[int] = []
 
-    def match_prefix(*args: object) -> object:
+    def match_prefix(*args: object, hints: Hints | None = None) -> object:
         asked.append(1)
         if len(asked) == 2:
             store.lose(chain.key(3))
-        return whole(*args)  # type: ignore[arg-type]  # handed through unchanged
+        return whole(*args, hints=hints)  # type: ignore[arg-type]  # handed through unchanged
 
     store.match_prefix = match_prefix  # type: ignore[method-assign,assignment]  # evicts midway
     fetched = engine.fetch(text(6 * TOKENS + 1))
     assert (fetched.pages, fetched.trouble) == (3, "evicted meanwhile")
+
+
+def test_hints_go_with_every_question_and_put(store: FakeStore) -> None:
+    engine, hints = Engine(store, batch_pages=2), Hints(turn=3)
+    tokens = text(4 * TOKENS + 1)
+    engine.prefix.store(tokens, engine.pack(tokens), hints=hints)
+    engine.prefix.fetch(tokens, lambda _: lambda *_: None, hints=hints)
+    assert [each[2] for each in store.heard] == [hints] * 4  # two batches each
+
+
+def test_the_end_of_a_session_is_a_hint_for_its_whole_chain(store: FakeStore) -> None:
+    engine = Engine(store)
+    engine.prefix.end_session(text(3 * TOKENS + 1))
+    ended = engine.opened.chain(text(3 * TOKENS))
+    assert store.heard == [(ended, False, Hints(session_closed=True))]
+    store.fail["match_prefix"] = errors.Unavailable("no master")
+    engine.prefix.end_session(text(TOKENS))
+    store.fail["match_prefix"] = errors.LayoutMismatch("wrong")
+    with pytest.raises(errors.LayoutMismatch):
+        engine.prefix.end_session(text(TOKENS))
 
 
 @pytest.mark.parametrize("call", ["match_prefix", "read", "buffer"])

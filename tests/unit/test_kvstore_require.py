@@ -15,7 +15,9 @@ from kvstore.client.calls import Calls
 from kvstore.client.locations import Match
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.store import KVStore
+from kvstore.client.writes import PutWishes
 from kvstore.errors import BadValue
+from kvstore.hints import Hints
 from kvstore.namespace import Layout, opaque, open_layout
 from kvstore.page import PageChain, engine_key, name_key
 from kvstore.require import require, require_text
@@ -75,11 +77,11 @@ def put(
     chain: Wrong = CHAIN,
     offsets: Wrong = None,
     size_bytes: Wrong = None,
-    wishes: Wrong = (None, True, None),
+    **wishes: Wrong,
 ) -> PutRequest:
     """Prepare a put of which one argument is wrong."""
     offsets = {0: [0, 4096]} if offsets is None else offsets
-    return CALLS.put_request(space, chain, offsets, size_bytes, wishes)
+    return CALLS.put_request(space, chain, offsets, size_bytes, PutWishes(**wishes))
 
 
 ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
@@ -140,14 +142,17 @@ ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
     "size_bytes": (lambda v: put(OBJECTS, size_bytes=v), NO_INT),
     "part_bytes": (lambda v: put(OBJECTS, size_bytes=v), (0, -1, 1 << 70)),
     "ttl_s": (
-        lambda v: put(wishes=(v, True, None)),
+        lambda v: put(ttl_s=v),
         (*NO_NUMBER[1:], NAN, float("-inf"), 0, -1, 10**400),
     ),
     "ttl_s, open": (
         lambda v: next(CALLS.open_steps(SPACE.namespace, v)),
         (*NO_NUMBER[1:], NAN, float("-inf"), 0, -1, 10**400),
     ),
-    "wait": (lambda v: put(wishes=(None, v, None)), NO_BOOL),
+    "hints": (lambda v: CALLS.query(SPACE, CHAIN, None, hints=v), NO_STRUCT[1:]),
+    "hints, put": (lambda v: put(hints=v), NO_STRUCT[1:]),
+    "turn": (lambda v: put(hints=Hints(turn=v)), (*NO_INT[1:], 0, -1, 1 << 70)),
+    "wait": (lambda v: put(wait=v), NO_BOOL),
     "locations": (lambda v: CALLS.read_request(v, 0, [0], None), NO_STRUCT),
     "part, read": (
         lambda v: CALLS.read_request(MATCH, v, [0], None),
@@ -177,8 +182,8 @@ def test_a_wrong_argument_is_named(argument: str) -> None:
 def test_right_arguments_pass() -> None:
     assert put().deadline_s > 0
     assert put(OBJECTS, OBJECTS.names([b"a", b"b"]), size_bytes=1).sources[0].part_bytes == 1
-    assert put(wishes=(60, False, 1)).ttl_s == 60
-    assert put(wishes=(float("inf"), False, 1)).ttl_s == float("inf")
+    assert put(ttl_s=60, wait=False, timeout_s=1).ttl_s == 60
+    assert put(ttl_s=float("inf")).ttl_s == float("inf")
     assert CALLS.query(SPACE, CHAIN, 1, [1, 0], lease=False).parts == (1, 0)
     assert CALLS.query(OBJECTS, OBJECTS.names([b"a"]), None, (0,)).parts == (0,)
     assert checks.view_places(MATCH, None) == range(2)

@@ -27,11 +27,12 @@ def test_what_is_set_reaches_the_core() -> None:
     told = read(
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
+        hints="learned",
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
-        watermark_high=0.8, watermark_low=0.5,
+        watermark_high=0.8, watermark_low=0.5, hints="learned",
     )  # fmt: skip
 
 
@@ -73,12 +74,13 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("page_ttl_s", -1, "a positive number of seconds, or inf"),
         ("page_age_max_s", float("nan"), "a number of seconds, or inf"),
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
+        ("hints", "guessed", "one of given, learned"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),
         ("watermark_low", 0.95, r"less than watermark_high \(0.95\)"),
         ("watermark_low", 0, "more than 0"),
     ],
 )
-def test_a_bad_value_is_named(key: str, value: float, want: str) -> None:
+def test_a_bad_value_is_named(key: str, value: object, want: str) -> None:
     with pytest.raises(ConfigError, match=rf"^f\.toml: master\.{key}: got .*{want}"):
         read(**{key: value})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.hints import NO_HINTS
 from kvstore.ids import ROOT_PARENT
 from master.holes import make_holes
 from master.victims import evict_pages
@@ -52,11 +53,11 @@ def test_only_what_is_missing_is_made(rig: Rig, space: OpenedNamespace, end: int
     for first, stop in ((2, 4), (7, 8), (10, 12)):  # as workers may bring them back
         parent = KEYS[(first - 1) * 32 : first * 32]
         keys = KEYS[first * 32 : stop * 32]
-        make_holes(rig.master.core, rig.master.core.tree(1), parent, keys, [], 100.0)
+        make_holes(rig.master.core, rig.master.core.tree(1), parent, keys, [], 100.0, NO_HINTS)
     tree = rig.master.core.tree(1)
     there = tree.pages
     wanted = KEYS[: end * 32]
-    make_holes(rig.master.core, tree, ROOT_PARENT, wanted, tree.stretches(KEYS), 100.0)
+    make_holes(rig.master.core, tree, ROOT_PARENT, wanted, tree.stretches(KEYS), 100.0, NO_HINTS)
     assert sum(stretch.count for stretch in tree.stretches(wanted)) == end
     missing = sum(page not in (2, 3, 7, 10, 11) for page in range(end))
     assert tree.pages == there + missing

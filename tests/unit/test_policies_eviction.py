@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.hints import NO_HINTS
 from policies import registry
 from policies.eviction.lru import Lru
 from policies.eviction.s3_fifo import S3Fifo, S3FifoParameters
 from policies.eviction.ttl_lfu import TtlLfu
-from policies.hints import NO_HINTS
 from tests.unit.policy_entries import Pages, chain, evict, put
 
 each_policy = pytest.mark.parametrize("name", registry.EVICTION)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.hints import NO_HINTS, Hints
 from kvstore.ids import KEY_BYTES
 from policies.eviction.lrfu import Lrfu, LrfuParameters
 from policies.eviction.protocol import SAME_USE_S
-from policies.hints import NO_HINTS, Hints
 from tests.unit.policy_entries import Pages, chain, evict, put
 
 gaps = st.lists(st.floats(SAME_USE_S, 1e4), max_size=20)

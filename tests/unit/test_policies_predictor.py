@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.hints import NO_HINTS, Hints
 from policies import predictor as module
-from policies.hints import NO_HINTS, Hints
 from policies.predictor import USUAL_PROBABILITY, Predictor, PredictorParameters
 from tests.unit.policy_entries import chain
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from kvstore.hints import NO_HINTS, Hints
 from policies.eviction.rent import AGES_S, HINTS, Rent
-from policies.hints import NO_HINTS, Hints
 from tests.unit.policy_entries import Pages, evict, put
 
 LIKELY, UNLIKELY = Hints(reuse_probability=0.9), Hints(reuse_probability=0.1)

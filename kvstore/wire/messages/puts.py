@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvstore.hints import Hints
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
 
@@ -31,6 +32,7 @@ class BeginPut(Message, frozen=True, tag=32):
     timeout_s: float
     wait: bool = True
     ttl_s: float | None = None
+    hints: Hints | None = None
 
 
 class PlanSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvstore.hints import Hints
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
 
@@ -16,6 +17,7 @@ class MatchPrefix(Message, frozen=True, tag=48):
     parts: tuple[int, ...] = ()
     """Parts to return locations of; empty for all. A hit needs all parts either way."""
     lease: bool = True
+    hints: Hints | None = None
 
 
 class Lookup(Message, frozen=True, tag=49):
@@ -25,6 +27,7 @@ class Lookup(Message, frozen=True, tag=49):
     keys: bytes
     parts: tuple[int, ...] = ()
     lease: bool = True
+    hints: Hints | None = None
 
 
 class LocatedCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):

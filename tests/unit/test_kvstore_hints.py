@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kvstore.errors import BadValue
-from policies.hints import NO_HINTS, SECONDS_MAX, TURN_MAX, Hints
+from kvstore.hints import NO_HINTS, SECONDS_MAX, TURN_MAX, Hints
 
 
 def test_all_of_them_may_be_absent() -> None:
@@ -18,12 +18,13 @@ def test_all_of_them_may_be_absent() -> None:
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        *(("reuse_probability", wrong) for wrong in (-0.1, 1.1, math.nan, math.inf)),
+        *(("reuse_probability", wrong) for wrong in (-0.1, 1.1, math.nan, math.inf, "1", True)),
+        *(("session_closed", wrong) for wrong in (0, 1, None, "yes")),
         *(("tool_call_s", wrong) for wrong in (-1.0, SECONDS_MAX * 1.1, math.nan, math.inf)),
-        *(("turn", wrong) for wrong in (0, -1, TURN_MAX + 1)),
+        *(("turn", wrong) for wrong in (0, -1, TURN_MAX + 1, 1.0, True)),
     ],
 )
-def test_what_is_never_right_is_named(field: str, wrong: float) -> None:
+def test_what_is_never_right_is_named(field: str, wrong: object) -> None:
     with pytest.raises(BadValue, match=field) as raised:
         Hints(**{field: wrong}).check()  # type: ignore[arg-type]  # the field decides the type
     assert raised.value.field == field

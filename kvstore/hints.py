@@ -11,13 +11,14 @@ from typing import Final
 import msgspec
 
 from kvstore.errors import BadValue
+from kvstore.require import require
 
 SECONDS_MAX: Final = 86_400.0
 """Longest time that a hint may name: what lies further ahead is no reason to keep a page."""
 TURN_MAX: Final = 1 << 20
 
 
-class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Hints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Hints of one request for all pages of its chain. Times in seconds from the request on."""
 
     reuse_probability: float | None = None
@@ -31,14 +32,20 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def check(self) -> None:
         """Raise BadValue for the first field whose value is never right."""
-        chance = self.reuse_probability
-        if chance is not None and not 0.0 <= chance <= 1.0:
-            raise BadValue("reuse_probability", chance, "0 to 1")
-        pending_s = self.tool_call_s
-        if pending_s is not None and not 0.0 <= pending_s <= SECONDS_MAX:
-            raise BadValue("tool_call_s", pending_s, f"0 to {SECONDS_MAX:g} seconds")
-        if self.turn is not None and not 1 <= self.turn <= TURN_MAX:
-            raise BadValue("turn", self.turn, f"1 to {TURN_MAX}")
+        _check("reuse_probability", self.reuse_probability, 0.0, 1.0)
+        require("session_closed", self.session_closed, bool, "True or False")
+        _check("tool_call_s", self.tool_call_s, 0.0, SECONDS_MAX)
+        if self.turn is not None:
+            require("turn", self.turn, int, f"1 to {TURN_MAX}")
+        _check("turn", self.turn, 1, TURN_MAX)
+
+
+def _check(field: str, value: float | None, least: float, most: float) -> None:
+    want = f"{least:g} to {most:g}"
+    if value is not None:
+        require(field, value, int | float, want)
+        if not least <= value <= most:
+            raise BadValue(field, value, want)
 
 
 NO_HINTS: Final = Hints()

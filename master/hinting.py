@@ -1,0 +1,45 @@
+"""What the eviction policy is told of a request: the caller's hints, and the pool's own if wanted.
+
+With `hints = "learned"` a lookup that names its chain from the first page on teaches the
+predictor; what the caller leaves open is filled in from there, also for puts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.hints import NO_HINTS
+from kvstore.ids import ROOT_PARENT
+
+if TYPE_CHECKING:
+    from kvstore.hints import Hints
+    from kvstore.wire.messages.puts import BeginPut, PutChain
+    from kvstore.wire.messages.reads import MatchPrefix
+    from master.core import Core
+    from master.directory import Stretch
+
+
+def given(hints: Hints | None) -> Hints:
+    """What the caller says; BadValue names the field that is never right."""
+    if hints is None:
+        return NO_HINTS
+    hints.check()
+    return hints
+
+
+def of_match(core: Core, message: MatchPrefix, found: list[Stretch]) -> Hints:
+    """Hints for the pages of this chain, of which `found` are there."""
+    hints, predictor = given(message.hints), core.predictor
+    if predictor is None or hints.session_closed:
+        return hints
+    if found and (found[0].page or found[0].run.parent != ROOT_PARENT):
+        return predictor.recalled(hints, message.keys)  # the rest of a chain that was asked before
+    return predictor.completed(hints, message.keys, core.now)
+
+
+def of_put(core: Core, message: BeginPut, chain: PutChain) -> Hints:
+    """Hints for the pages of this chain of a put."""
+    hints = given(message.hints)
+    if core.predictor is None:
+        return hints
+    return core.predictor.recalled(hints, chain.parent + chain.keys)
