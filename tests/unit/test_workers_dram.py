@@ -18,7 +18,7 @@ from kvstore.segment import HEADER_BYTES, SegmentHeader, check_geometry, pack_he
 from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE
 from tests.unit.worker_segments import CLUSTER, NAME, Pages, memory_folder, opened
 from workers.tiers import dram
-from workers.tiers.dram import open_dram
+from workers.tiers.dram import nameless_dram, open_dram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,28 @@ OFFSETS = (0, PAGE, 3 * PAGE, CHUNK, 3 * CHUNK)
 def path() -> Iterator[Path]:
     with memory_folder() as folder:
         yield folder / "segment"
+
+
+def test_a_nameless_segment_leaves_nothing_behind(path: Path) -> None:
+    first = nameless_dram(path.parent, CLUSTER, NAME, GEOMETRY)
+    second = nameless_dram(path.parent, CLUSTER, NAME, GEOMETRY)
+    assert list(path.parent.iterdir()) == []
+    assert first.incarnation != second.incarnation
+    first.payload[0] = 7
+    reader = first.open_for_reader()
+    assert os.pread(reader, 2, GEOMETRY.payload_base) == b"\7\0"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(reader, b"x", 0)
+    first.close()
+    second.close()
+    # Whoever has it open may go on reading.
+    assert os.pread(reader, 1, GEOMETRY.payload_base) == b"\7"
+    os.close(reader)
+
+
+def test_a_nameless_segment_needs_room_too(path: Path) -> None:
+    with pytest.raises(OutOfSpace, match="bytes free, the segment needs"):
+        nameless_dram(path.parent, CLUSTER, NAME, check_geometry(1 << 50))
 
 
 def test_a_new_file_is_private_whole_and_allocated(path: Path) -> None:

@@ -20,7 +20,7 @@ from workers.locks import ExtentLocks
 from workers.record_table import Found, RecordTable
 from workers.tiers.disk import LocalDisk
 from workers.tiers.mapped_records import MappedRecords
-from workers.tiers.segment_file import Medium, own_segment_file
+from workers.tiers.segment_file import Medium, nameless_segment_file, own_segment_file
 
 if TYPE_CHECKING:
     from kvstore.ids import SegmentId
@@ -123,3 +123,20 @@ def open_dram(
         opened.close()
         raise
     return opened, found
+
+
+def nameless_dram(
+    folder: Path, cluster: str, segment: SegmentId, geometry: Geometry
+) -> DramSegment:
+    """An empty segment that is gone when its last user closes it, however this process ends.
+
+    Raises OutOfSpace with both numbers, or ConfigError, when `folder` does not do.
+    """
+    owned = nameless_segment_file(LocalDisk(), folder, cluster, segment, geometry, MEDIUM)
+    opened = DramSegment(owned.file, owned.header)
+    try:
+        opened.populate()
+    except BaseException:
+        opened.close()
+        raise
+    return opened

@@ -90,7 +90,30 @@ def own_segment_file(
                 disk.remove(path)
         # Closed by now: its room must be free before the new file is made.
     header = SegmentHeader(cluster, segment, fresh_incarnation(), geometry)
-    return OwnedFile(_create(disk, path, header, medium), header, None)
+    made = _make(disk, path, header, medium)
+    try:
+        with _said(path, "cannot be made"):
+            made.publish(path)
+    except BaseException:
+        made.close()
+        raise
+    return OwnedFile(made, header, None)
+
+
+def nameless_segment_file(
+    disk: Disk[File],
+    folder: Path,
+    cluster: str,
+    segment: SegmentId,
+    geometry: Geometry,
+    medium: Medium,
+) -> OwnedFile[File]:
+    """A new file that nobody can open by name, and that is gone with the last who has it open.
+
+    Raises as `own_segment_file` does.
+    """
+    header = SegmentHeader(cluster, segment, fresh_incarnation(), geometry)
+    return OwnedFile(_make(disk, folder / segment, header, medium), header, None)
 
 
 def _usable_header(
@@ -133,8 +156,8 @@ def fresh_incarnation() -> Incarnation:
     return Incarnation((drawn << RESTART_BITS) + 1)
 
 
-def _create(disk: Disk[File], path: Path, header: SegmentHeader, medium: Medium) -> File:
-    """Make a whole segment file, already owned, and only then give it its name."""
+def _make(disk: Disk[File], path: Path, header: SegmentHeader, medium: Medium) -> File:
+    """Make a whole segment file, already owned, without a name; `path` is for errors."""
     try:
         file = disk.create(path.parent)
     except OSError as error:
@@ -144,8 +167,6 @@ def _create(disk: Disk[File], path: Path, header: SegmentHeader, medium: Medium)
     try:
         _allocate(file, path, header.geometry, medium)
         _write_header(file, path, header)
-        with _said(path, "cannot be made"):
-            file.publish(path)
     except BaseException:
         file.close()
         raise
