@@ -89,6 +89,7 @@ def test_a_file_cut_at_any_byte_is_empty_or_refused(image: bytes) -> None:
             assert found_in(image[:length]) == (set(), set()), length
 
 
+@pytest.mark.slow
 def test_a_file_whose_end_was_lost_gives_no_wrong_part(image: bytes) -> None:
     for length in places_of_interest():
         zeroed = image[:length] + bytes(len(image) - length)
@@ -103,6 +104,7 @@ def test_a_file_whose_end_was_lost_gives_no_wrong_part(image: bytes) -> None:
         }, length
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_costs_one_part_or_the_header_all(image: bytes) -> None:
     for place in list(places_of_interest())[::2]:
         flipped = bytearray(image)
@@ -202,6 +204,7 @@ def test_a_kill_while_the_file_is_made_leaves_none() -> None:
         opened(disk)[0].close()
 
 
+@pytest.mark.slow
 def test_any_prefix_of_the_bytes_written_is_the_state_of_a_prefix_of_the_records() -> None:
     disk = FakeDisk()
     segment, _ = opened(disk)
