@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentState
-from master.victims import evict_pages, may_go
+from master.victims import evict_copy, evict_pages, may_go
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +101,8 @@ def _evict_below(
     while segment.takes_plans and chunk.states[slot] == ExtentState.SEALED:
         run = tree.get(key)
         assert run is not None, key
+        if evict_copy(core, segment, run, run.page_of(key)):
+            return
         if leaf is None or not leaf.keys:  # it may have gone since the last step
             leaf = run
         if leaf in stuck or not (tree.has_children(leaf) or may_go(core, tree, leaf)):

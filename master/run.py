@@ -18,7 +18,7 @@ from master.segments import Segment
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _ONES: Final = tuple(b"\1" * count for count in range(limits.RUN_PAGES_MAX + 1))
 NEVER: Final = -1
@@ -146,7 +146,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def part_present(self, part: int) -> bytes:
         """One byte a page: 1 where this part can be read now."""
-        return self._merged(c for c in self.copies_of(part) if c.segment.readable)
+        return self.held_by(c for c in self.copies_of(part) if c.segment.readable)
 
     def fresh_mask(self, parts: int) -> bytes:
         """What `readable` returns, made anew."""
@@ -158,7 +158,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
             merged &= int.from_bytes(self.part_present(part), "little")
         return merged.to_bytes(pages, "little")
 
-    def _merged(self, copies: Iterator[Copy]) -> bytes:
+    def held_by(self, copies: Iterable[Copy]) -> bytes:
+        """One byte a page: 1 where one of these copies has it."""
         pages = len(self)
         merged = 0
         for copy in copies:
@@ -166,6 +167,25 @@ class Run(msgspec.Struct, gc=False, eq=False):
                 return _ONES[pages]
             merged |= int.from_bytes(copy.present(0, pages), "little")
         return merged.to_bytes(pages, "little")
+
+    def covered(self, segment: Segment) -> bytes:
+        """One byte a page: 1 where no copy in `segment` is the last readable one of its part."""
+        pages = len(self)
+        bare = 0
+        for copy in self.copies:
+            if copy.segment is segment:
+                others = (c for c in self.copies_of(copy.part) if c.segment is not segment)
+                held = self.held_by(c for c in others if c.segment.readable)
+                mine = int.from_bytes(copy.present(0, pages), "little")
+                bare |= mine & ~int.from_bytes(held, "little")
+        return (int.from_bytes(_ONES[pages], "little") & ~bare).to_bytes(pages, "little")
+
+    def has_gaps(self) -> bool:
+        """Whether some page lacks a part that others of these pages have."""
+        if not any(copy.absent for copy in self.copies):
+            return False
+        parts = {copy.part for copy in self.copies}
+        return any(0 in self.held_by(self.copies_of(part)) for part in parts)
 
     def fill(self, first: int, piece: Copy) -> None:
         """Note that pages from `first` on lie where `piece`, which lacks none, says."""

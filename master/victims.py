@@ -1,7 +1,8 @@
 """Finding what the eviction policy would let go, and letting it go: tails of runs without children.
 
 Samples of sealed extents stand for the whole pool (as good as a heap when each sample is walked to
-a leaf, and without its memory). Deterministic: the samples are a fixed sequence.
+a leaf, and without its memory). Deterministic: the samples are a fixed sequence. Of pages that lie
+elsewhere too only the copy in the segment goes, children or not.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def evict_some(
     freed = fruitless = 0
     while chunks and freed < goal_bytes and searches > 0 and fruitless < FRUITLESS_MAX:
         searches -= 1
-        victims = find_victims(core, chunks)
+        victims = find_victims(core, segment, chunks)
         fruitless = 0 if victims else fruitless + 1
         for victim in victims:
             # An earlier victim may have taken this one along, or bared its parent.
@@ -54,9 +55,12 @@ def evict_some(
     return freed, searches
 
 
-def find_victims(core: Core, chunks: Sequence[Chunk]) -> list[Run]:
-    """The leaves of lowest score among some samples, lowest first; none when none may go."""
-    found: dict[Run, float] = {}
+def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[Run]:
+    """The runs of lowest score at the ends of some samples, lowest first; none when none may go.
+
+    Pages that lie in slower tiers only come last: their end would help the segment only later.
+    """
+    found: dict[Run, tuple[bool, float]] = {}
     for _ in range(SAMPLES):
         number = core.sample() >> 16
         chunk = chunks[number % len(chunks)]
@@ -65,15 +69,16 @@ def find_victims(core: Core, chunks: Sequence[Chunk]) -> list[Run]:
             slot = chunk.states.find(_SEALED)
             if slot < 0:
                 continue
-        leaf = _leaf(core, chunk, slot)
-        if leaf is not None:
-            found[leaf] = _score(core, leaf)
+        run = _end(core, segment, chunk, slot)
+        if run is not None:
+            lies_below = all(copy.segment.rank > segment.rank for copy in run.copies)
+            found[run] = lies_below, _score(core, run)
     return sorted(found, key=found.__getitem__)[:KEPT]
 
 
 def _score(core: Core, run: Run) -> float:
     """The policy's score; pages that a hole before them hides go first."""
-    if any(copy.absent for copy in run.copies):
+    if run.has_gaps():
         return float("-inf")
     if run.parent != ROOT_PARENT:
         parent = core.tree(run.namespace).get(run.parent)
@@ -87,17 +92,31 @@ def _is_spared(core: Core, run: Run) -> bool:
     return isfinite(_score(core, run)) and core.eviction.spares(run, core.now)
 
 
-def _leaf(core: Core, chunk: Chunk, slot: int) -> Run | None:
-    """The first leaf below this extent's page, if it may go."""
+def _end(core: Core, segment: Segment, chunk: Chunk, slot: int) -> Run | None:
+    """The first leaf below this extent's page, if it may go.
+
+    Or the last run above it in this segment, where what hangs below lies elsewhere and the end of
+    that run does so too.
+    """
     tree = core.tree(chunk.namespaces[slot])
     run = tree.get(chunk.key(slot))
     assert run is not None, (chunk.start, slot)
     for _ in range(DEPTH_MAX):
         child = next(tree.children(run), None)
-        if child is None:
+        if child is None or (not _lies_in(child, segment) and _covered_tail(run, segment)):
             return run if _is_idle(core, tree, run) else None
         run = child
     return None
+
+
+def _lies_in(run: Run, segment: Segment) -> bool:
+    return any(copy.segment is segment for copy in run.copies)
+
+
+def _covered_tail(run: Run, segment: Segment) -> range:
+    """The last of the pages that the segment has of this run, as far as they lie elsewhere too."""
+    end = run.held_by(c for c in run.copies if c.segment is segment).rfind(1) + 1
+    return range(run.covered(segment).rfind(0, 0, end) + 1, end)
 
 
 def _is_idle(core: Core, tree: Tree, run: Run) -> bool:
@@ -118,20 +137,31 @@ def may_go(core: Core, tree: Tree, run: Run) -> bool:
 def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
     """Let go of as many last pages of `run` as `goal_bytes` asks for; the bytes that will be free.
 
-    A copy that is not the last one of its part goes alone; the page stays.
+    Where those in the segment lie elsewhere too, their copies there go alone; the pages stay.
     """
     here = [copy for copy in run.copies if copy.segment is segment]
-    others = {
-        copy.part
-        for copy in run.copies
-        if copy.segment is not segment and copy.segment.readable and not copy.absent
-    }
-    if here and all(copy.part in others and not copy.absent for copy in here):
-        core.counters["copies_evicted"] += len(run)
-        return sum(retire_copy(core, run, copy, 0, len(run)) for copy in here)
     page_bytes = sum(size_class_of(copy.part_bytes) for copy in here) or 1
-    pages = min(len(run), TAIL_PAGES_MAX, -(-goal_bytes // page_bytes))
-    return evict_pages(core, run, len(run) - pages)
+    pages = min(TAIL_PAGES_MAX, -(-goal_bytes // page_bytes))
+    covered = _covered_tail(run, segment)
+    if covered:
+        return _evict_copies(core, segment, run, covered[-pages:])
+    if core.tree(run.namespace).has_children(run):
+        return 0
+    return evict_pages(core, run, max(0, (covered.stop or len(run)) - pages))
+
+
+def _evict_copies(core: Core, segment: Segment, run: Run, pages: range) -> int:
+    core.counters["copies_evicted"] += len(pages)
+    here = [copy for copy in run.copies if copy.segment is segment]
+    return sum(retire_copy(core, run, copy, pages.start, len(pages)) for copy in here)
+
+
+def evict_copy(core: Core, segment: Segment, run: Run, page: int) -> bool:
+    """Let go of this page's copies in the segment alone, if it lies elsewhere too and is idle."""
+    if not run.covered(segment)[page] or not _is_idle(core, core.tree(run.namespace), run):
+        return False
+    _evict_copies(core, segment, run, range(page, page + 1))
+    return True
 
 
 def evict_pages(core: Core, run: Run, first: int) -> int:

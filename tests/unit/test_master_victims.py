@@ -73,9 +73,44 @@ def test_a_copy_that_is_not_the_last_goes_alone() -> None:
     assert before >= 8 * PAGE
     run = rig.master.core.tree(1).get(chain(0, 1))
     assert run is not None
-    assert victims.evict_tail(rig.master.core, segment, run, 1) == 8 * PAGE
+    assert victims.evict_tail(rig.master.core, segment, run, 3 * PAGE) == 3 * PAGE
+    assert victims.evict_tail(rig.master.core, segment, run, 8 * PAGE) == 5 * PAGE
+    assert rig.master.core.counters["copies_evicted"] == 8
     rig.settle()
     assert space.probe(chain(0, 8)) == b"\1" * 8
+    assert victims.evict_tail(rig.master.core, segment, run, 1) == 0, "it has a child"
+
+
+def test_what_lies_elsewhere_goes_from_here_though_pages_hang_below_it() -> None:
+    rig, space = rig_with_pages(1)
+    rig.workers["w1"].leave()
+    rig.pass_time(4.0)
+    rig.add_worker("w2")
+    space.put(chain(0, 8))
+    space.put(chain(5, 2), parent=chain(0, 8)[-32:])
+    rig.workers["w1"].join()
+    rig.pass_time(12.0)  # so that no lease of old runs
+    assert evict(rig, 3 * PAGE)[0] == 3 * PAGE
+    assert evict(rig, 8 * PAGE)[0] == 5 * PAGE
+    assert space.probe(chain(0, 8) + chain(5, 2)) == b"\1" * 10
+    assert rig.master.core.counters["pages_evicted"] == 0
+
+
+def test_pages_in_part_elsewhere_are_not_taken_for_pages_with_a_hole() -> None:
+    rig, space = rig_with_pages(1)
+    rig.workers["w1"].leave()
+    rig.pass_time(4.0)
+    rig.add_worker("w2")
+    space.put(chain(0, 8))
+    rig.workers["w1"].join()
+    rig.pass_time(12.0)  # so that no lease of old runs
+    evict(rig, 3 * PAGE)
+    run = rig.master.core.tree(1).get(chain(0, 1))
+    assert run is not None
+    assert any(copy.absent for copy in run.copies)
+    assert not run.has_gaps()
+    space.remove(chain(0, 8)[3 * 32 : 4 * 32])
+    assert run.has_gaps()
 
 
 def test_scores_of_victims_are_remembered() -> None:
