@@ -48,13 +48,14 @@ def offline_optimum(trace: Trace, capacity_pages: int, *, partial: bool = False)
 def session_hints(trace: Trace, right: float, seed: int) -> list[Hints]:
     """A hint for each request that says whether its session comes back, `right` of them truly.
 
-    A session comes back when the last full page of the request is used again. Which hints are
-    wrong is drawn at random; those of a real source err alike where requests are alike.
+    A session, or a document, comes back when half of the request's pages are used again: those
+    that only begin alike have little in common. Which hints are wrong is drawn at random; those of
+    a real source err alike where requests are alike.
     """
     draw = random.Random(seed)
     hints: list[Hints] = []
     for uses in _next_uses([trace.full_pages(request) for request in trace.requests]):
-        comes_back = bool(uses) and uses[-1] != NEVER
+        comes_back = bool(uses) and uses[len(uses) // 2] != NEVER
         said = comes_back if draw.random() < right else not comes_back
         hints.append(Hints(reuse_probability=right if said else 1 - right) if uses else NO_HINTS)
     return hints

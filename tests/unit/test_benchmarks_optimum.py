@@ -79,10 +79,10 @@ def test_no_policy_is_better_on_chats() -> None:
     assert offline_optimum(trace, 1 << 30) == pytest.approx(exact_hit_ratio(trace, 1 << 30, Lru()))
 
 
-def test_hints_say_whether_the_last_page_comes_back_as_often_rightly_as_asked() -> None:
-    trace = trace_of((0, 1), (0, 1, 2), (5,))
+def test_hints_say_whether_half_of_the_pages_come_back_as_often_rightly_as_asked() -> None:
+    trace = trace_of((0, 1, 2), (0, 1, 3), (0, 4, 5), ())
     chances = [hint.reuse_probability for hint in session_hints(trace, 1.0, seed=1)]
-    assert chances == [1.0, 0.0, 0.0]
+    assert chances == [1.0, 0.0, 0.0, None]
     trace = chat_trace(1, 600.0, 1.0)
     true, drawn = session_hints(trace, 1.0, seed=1), session_hints(trace, 0.8, seed=1)
     pairs = [
