@@ -24,6 +24,7 @@ from kvstore.wire.messages.transfers import (
     ReadExtents,
     ReadStarted,
     RecordsChecked,
+    StageExtents,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from workers.tiers.tier import Segment
 
 
-class _Asked(msgspec.Struct, gc=False):
+class Asked(msgspec.Struct, gc=False):
     """The pages of one request, columns unpacked."""
 
     part: int
@@ -45,7 +46,7 @@ class _Asked(msgspec.Struct, gc=False):
 
 def check_records(message: CheckRecords, segments: Mapping[str, Segment]) -> RecordsChecked:
     """Which of these are still SEALED as named. BadValue for columns that do not fit."""
-    asked = _asked(message)
+    asked = asked_pages(message)
     return RecordsChecked(_sealed(asked, _segment(message, segments)))
 
 
@@ -53,7 +54,7 @@ def send_extents(
     link: FrameSocket, request_id: int, message: ReadExtents, segments: Mapping[str, Segment]
 ) -> int:
     """Answer with what is there; the payload bytes sent. BadValue before anything is sent."""
-    asked = _asked(message)
+    asked = asked_pages(message)
     segment = _segment(message, segments)
     outcomes = _sealed(asked, segment)
     views: list[memoryview] = []
@@ -66,7 +67,8 @@ def send_extents(
     return sum(len(view) for view in views)
 
 
-def _asked(message: ReadExtents | CheckRecords) -> _Asked:
+def asked_pages(message: ReadExtents | CheckRecords | StageExtents) -> Asked:
+    """The columns of a request; BadValue naming the one that does not fit."""
     count, rest = divmod(len(message.keys), KEY_BYTES)
     if rest or not 0 < count <= limits.BATCH_PAGES_MAX:
         want = f"1 to {limits.BATCH_PAGES_MAX} keys of {KEY_BYTES} bytes"
@@ -76,7 +78,7 @@ def _asked(message: ReadExtents | CheckRecords) -> _Asked:
         if len(column) != count * 8:
             raise BadValue(field, len(column), f"{count * 8} bytes for {count} keys")
     offsets, generations = array("Q", message.offsets), array("Q", message.generations)
-    return _Asked(message.part, message.part_bytes, message.keys, offsets, generations)
+    return Asked(message.part, message.part_bytes, message.keys, offsets, generations)
 
 
 def _segment(
@@ -92,7 +94,7 @@ def _segment(
     return found
 
 
-def _sealed(asked: _Asked, segment: Segment | None) -> bytes:
+def _sealed(asked: Asked, segment: Segment | None) -> bytes:
     """One Outcome a page: OK while its record names exactly this page, else STALE."""
     if segment is None:
         return bytes((Outcome.STALE,)) * len(asked.offsets)
@@ -107,7 +109,7 @@ def _sealed(asked: _Asked, segment: Segment | None) -> bytes:
     return bytes(outcomes)
 
 
-def _views(payload: memoryview, asked: _Asked, pages: list[int]) -> list[memoryview]:
+def _views(payload: memoryview, asked: Asked, pages: list[int]) -> list[memoryview]:
     """The payloads of these pages, neighbours as one."""
     size, found, at = asked.part_bytes, [], 0
     while at < len(pages):
