@@ -1,0 +1,99 @@
+"""The policy lab as a whole, on a trace of a few requests: its tables, its file, its ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import policies
+from benchmarks.policies import Timed
+from policies.eviction.lrfu import Lrfu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIELDS = {
+    "hit_ratio", "hit_ratio_dram", "hit_ratio_nvme", "evictions", "nvme_bytes_written",
+    "effective_ttl_s", "ghost_hits", "unreachable", "policy_us",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Ten sessions of four pages that share the first; each comes twice."""
+    file = tmp_path / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": 1000 * turn,
+            "input_length": 2048,
+            "output_length": 1,
+            "hash_ids": [0, *range(turn % 10 * 3 + 1, turn % 10 * 3 + 4)],
+        }
+        for turn in range(20)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *given: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["policies.py", *given])
+    return policies.main()
+
+
+def test_tables_have_every_policy_beside_the_optimum(
+    monkeypatch: pytest.MonkeyPatch, trace: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    given = ("--trace", str(trace), "--capacities", "16,64", "--policies", "lrfu,lru")
+    assert run(monkeypatch, *given, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    ratios = {row["policy"]: row for row in found["tables"]["Token hit ratio, %"]}
+    assert {"lrfu", "lru", "optimum", "lrfu, exact", "lru, exact"} <= set(ratios)
+    # All 31 pages fit 64: 9 hits of the shared page, then 10 of all four pages, of 80.
+    assert all(row["64"] == pytest.approx(100 * 49 / 80) for row in ratios.values())
+    assert all(row["16"] <= ratios["optimum"]["16"] for row in ratios.values())
+    rows = found["tables"]["Deployed"]
+    assert [(row["policy"], row["capacity_pages"]) for row in rows] == [
+        ("lrfu", 16), ("lrfu", 64), ("lru", 16), ("lru", 64),
+    ]  # fmt: skip
+    assert all(set(row) >= FIELDS for row in rows)
+    assert {ratio["name"] for ratio in found["ratios"]} >= {
+        "points_below_exact/16", "unreachable_share", "policy_us_per_page_touch",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--policies", "nonsense"), "nonsense"),
+        (("--policies", "lrfu:half=1"), "half"),
+        (("--capacities", "7"), "capacity_pages"),
+        (("--page-tokens", "0"), "page_tokens"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    trace: Path,
+    given: tuple[str, ...],
+    said: str,
+) -> None:
+    assert run(monkeypatch, "--trace", str(trace), *given) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("policies: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_timed_policy_is_the_policy() -> None:
+    timed = Timed(Lrfu())
+    assert timed.parameters == Lrfu().parameters
+    assert timed.spent_ns == 0
+    timed.resize(10)
+    spent_ns = timed.spent_ns
+    assert spent_ns > 0
+    timed.resize(10)
+    assert timed.spent_ns > spent_ns
