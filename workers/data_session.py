@@ -1,4 +1,4 @@
-"""One client's data connection, served by one thread: attach, share, ingest, read.
+"""One client's data connection, served by one thread: attach, share, ingest, read, stage.
 
 Requests of a connection are carried out in order, but their reports to the master overlap: while a
 seal is on its way the next pull copies. Owns nothing that outlives the connection; decisions are
@@ -43,7 +43,9 @@ from kvstore.wire.messages.transfers import (
     DetachBuffer,
     FindEngine,
     ReadExtents,
+    ReleaseStaged,
     ShareSegments,
+    StageExtents,
 )
 from workers import ingest
 from workers.client_buffers import HeldBuffer
@@ -164,14 +166,16 @@ class DataSession:
             case Ingest():
                 self._ingest(request_id, message, buffers)
             case ReadExtents():
-                sent = send_extents(self._link, request_id, message, service.segments)
+                tables = service.tables
+                sent = send_extents(self._link, request_id, message, service.segments, tables)
                 service.counts.note_sent(sent)
             case CheckRecords():
-                self._reply(request_id, check_records(message, service.segments))
-            case ShareSegments() | AttachBuffer() if not self._is_unix:
+                checked = check_records(message, service.segments, service.tables)
+                self._reply(request_id, checked)
+            case ShareSegments() | AttachBuffer() | StageExtents() if not self._is_unix:
                 raise BadValue("message", type(message).__name__, "the Unix socket for it")
             case ShareSegments():
-                with shared(service.segments.values()) as (reply, descriptors):
+                with shared(service.shared_segments) as (reply, descriptors):
                     self._link.send(REPLY, request_id, reply, descriptors)
             case AttachBuffer(number, size_bytes):
                 buffers.attach(number, self._link.take_fds(1)[0], size_bytes)
@@ -180,6 +184,11 @@ class DataSession:
                 while self._open:
                     self._progress()
                 buffers.detach(number)
+                self._reply(request_id, Done())
+            case StageExtents():
+                self._reply(request_id, service.require_staging().stage(self.number, message))
+            case ReleaseStaged():
+                service.require_staging().release(self.number, message)
                 self._reply(request_id, Done())
             case FindEngine():
                 self._reply(request_id, service.require_engine().find(message))
@@ -270,12 +279,7 @@ class DataSession:
 
     def _pull(self, action: StartPull) -> None:
         service, opened = self._service, self._open[action.request]
-        pull = ingest.Pull(service.segments[action.message.segment], action, opened.source)
-        service.pulls.begin(action.pull, pull)
-        outcomes = pull.run()
-        service.pulls.end(action.pull)
-        service.counts.note_pull(outcomes, action.message.part_bytes)
-        service.dispatch(PullEnded(action.pull, outcomes), self)
+        service.dispatch(service.carry_out(action, opened.source), self)
         if opened.stream is not None:
             opened.stream.finish()
 
@@ -284,6 +288,8 @@ class DataSession:
         with self._posting:
             self._is_over = True
         self._service.dispatch(SessionClosed(self.number), self)
+        if self._service.staging is not None:
+            self._service.staging.forget(self.number)
         while not self._mailbox.empty():
             action = self._mailbox.get_nowait()
             if isinstance(action, StartPull):

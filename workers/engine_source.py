@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.transfers import EngineFound, FindEngine
     from workers.engine_child import EngineChild, EngineCopy
     from workers.ingest import Target
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment
 
 GROUP_BYTES: Final = 16 * limits.MIB
 """Asked of the engine at once: a request costs about 0.1 ms, whatever its size."""
@@ -34,7 +34,7 @@ GROUP_BYTES: Final = 16 * limits.MIB
 class EngineDesk:
     """See `workers.ingest.EngineDesk`."""
 
-    def __init__(self, child: EngineChild, segments: Iterable[Segment], clock: Clock) -> None:
+    def __init__(self, child: EngineChild, segments: Iterable[MemorySegment], clock: Clock) -> None:
         """`child` serves exactly these segments, and stays the caller's to close."""
         self._child = child
         self._segments = {segment.id: segment for segment in segments}
@@ -67,7 +67,7 @@ class EnginePages:
     group_bytes = GROUP_BYTES
 
     def __init__(
-        self, copy: EngineCopy, segment: Segment, source: EngineSource, part_bytes: int,
+        self, copy: EngineCopy, segment: MemorySegment, source: EngineSource, part_bytes: int,
         now_s: float,
     ) -> None:  # fmt: skip
         """The whole must have come by one put timeout from `now_s`."""

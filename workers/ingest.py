@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.transfers import FindEngine
     from workers.events import StartPull
     from workers.sharing import ClientBuffer
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -176,9 +176,12 @@ class StreamSource:
 
 
 class Pull:
-    """One StartPull in progress. `run` is for one thread; `cancel` for any."""
+    """One StartPull in progress, into memory. `run` is for one thread; `cancel` for any."""
 
-    def __init__(self, segment: Segment, start: StartPull, source: Source) -> None:
+    stored_max: Final = 0
+    """As in Ingested: parts lie in memory as they are."""
+
+    def __init__(self, segment: MemorySegment, start: StartPull, source: Source) -> None:
         """Nothing is touched yet."""
         message = start.message
         self._segment = segment

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.puts import ExtentSource
-from workers.events import PullEnded
-from workers.ingest import GROUP_BYTES, Pull
+from workers.disk_pull import DiskSource
+from workers.ingest import GROUP_BYTES
+from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
     from workers.events import StartPull
-    from workers.ingest import Target
+    from workers.ingest import Source, Target
     from workers.service import Service
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment
 
 THREADS: Final = 2
 
@@ -30,7 +31,7 @@ class MemorySource:
 
     group_bytes = GROUP_BYTES
 
-    def __init__(self, segment: Segment, offsets: array[int]) -> None:
+    def __init__(self, segment: MemorySegment, offsets: array[int]) -> None:
         """One offset a page of the request."""
         self._base = segment.payload_address
         self._offsets = offsets
@@ -66,16 +67,14 @@ class Mover:
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, start: StartPull) -> None:
-        service, message = self._service, start.message
-        assert isinstance(message.source, ExtentSource), "the state machine lets no other through"
-        source = MemorySource(
-            service.segments[message.source.segment], array("Q", message.source.offsets)
-        )
-        pull = Pull(service.segments[message.segment], start, source)
-        service.pulls.begin(start.pull, pull)
         if self._closing.is_set():
-            pull.cancel()
-        outcomes = pull.run()
-        service.pulls.end(start.pull)
-        service.counts.note_pull(outcomes, message.part_bytes)
-        service.dispatch(PullEnded(start.pull, outcomes))
+            self._service.pulls.cancel(start.pull)
+        self._service.dispatch(self._service.carry_out(start, self._source(start)))
+
+    def _source(self, start: StartPull) -> Source:
+        source = start.message.source
+        assert isinstance(source, ExtentSource), "the state machine lets no other through"
+        segment = self._service.segments[source.segment]
+        if isinstance(segment, NvmeSegment):
+            return DiskSource(segment, start)
+        return MemorySource(segment, array("Q", source.offsets))

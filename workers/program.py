@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvstore.errors import KVStoreError
     from workers.config import WorkerConfig
     from workers.ingest import EngineDesk
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment, Segment
 
 ROLE: Final = "worker"
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -104,7 +104,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
 
 
-def _own_memory(config: WorkerConfig, cluster: str) -> tuple[Segment, SegmentTable]:
+def _own_memory(config: WorkerConfig, cluster: str) -> tuple[MemorySegment, SegmentTable]:
     """The DRAM segment with what a former life left in it, and the table of that."""
     path, geometry = config.segment_path(cluster), config.geometry()
     name = SegmentId(config.segment_id())
@@ -128,7 +128,7 @@ def _own_memory(config: WorkerConfig, cluster: str) -> tuple[Segment, SegmentTab
 
 
 def _engine(
-    config: WorkerConfig, segment: Segment, clock: SystemClock, undo: AsyncExitStack
+    config: WorkerConfig, segment: MemorySegment, clock: SystemClock, undo: AsyncExitStack
 ) -> EngineDesk | None:
     """The transfer engine in its child processes, where it is asked for."""
     if "mooncake" not in config.transports:

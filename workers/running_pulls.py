@@ -6,7 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from workers.disk_pull import DiskPull
     from workers.ingest import Pull
+
+    RunningPull = Pull | DiskPull
 
 
 class RunningPulls:
@@ -15,10 +18,10 @@ class RunningPulls:
     def __init__(self) -> None:
         """None runs."""
         self._mutex = threading.Lock()
-        self._pulls: dict[int, Pull] = {}
+        self._pulls: dict[int, RunningPull] = {}
         self._cancelled: set[int] = set()
 
-    def begin(self, number: int, pull: Pull) -> None:
+    def begin(self, number: int, pull: RunningPull) -> None:
         """A pull is about to run; it is cancelled at once if that was asked for already."""
         with self._mutex:
             self._pulls[number] = pull

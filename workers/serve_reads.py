@@ -1,19 +1,21 @@
 """Pages sent over a stream, and records checked for a reader elsewhere.
 
 Reads need no permission of the state machine: the records say what is there, before the first byte
-and again after the last (I8). They go on while the worker has fenced itself. Must not know leases.
+and again after the last (I8). They go on while the worker has fenced itself. The tables are asked
+for the classes of a disk's extents alone: a wrong one finds no such record. Must not know leases.
 """
 
 from __future__ import annotations
 
+import mmap
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, Generation, PageKey
 from kvstore.record import is_sealed_as
 from kvstore.segment import size_class_of
 from kvstore.wire.framing import FrameKind
@@ -26,12 +28,19 @@ from kvstore.wire.messages.transfers import (
     RecordsChecked,
     StageExtents,
 )
+from workers.tiers.guarded_file import OutOfService
+from workers.tiers.nvme import NvmeSegment
+from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvstore.rpc.frame_socket import FrameSocket
+    from workers.extent_table import SegmentTable
     from workers.tiers.tier import Segment
+
+LOADED_BYTES: Final = 4 * limits.MIB
+"""Of a disk's pages in memory at once, for each connection."""
 
 
 class Asked(msgspec.Struct, gc=False):
@@ -43,28 +52,76 @@ class Asked(msgspec.Struct, gc=False):
     offsets: array[int]
     generations: array[int]
 
+    def key(self, page: int) -> PageKey:
+        """The key of one page."""
+        return PageKey(self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES])
 
-def check_records(message: CheckRecords, segments: Mapping[str, Segment]) -> RecordsChecked:
+
+def check_records(
+    message: CheckRecords, segments: Mapping[str, Segment], tables: Mapping[str, SegmentTable]
+) -> RecordsChecked:
     """Which of these are still SEALED as named. BadValue for columns that do not fit."""
     asked = asked_pages(message)
-    return RecordsChecked(_sealed(asked, _segment(message, segments)))
+    segment = _segment(message, segments)
+    return RecordsChecked(_sealed(asked, segment, _classes(asked, segment, tables)))
 
 
 def send_extents(
-    link: FrameSocket, request_id: int, message: ReadExtents, segments: Mapping[str, Segment]
+    link: FrameSocket,
+    request_id: int,
+    message: ReadExtents,
+    segments: Mapping[str, Segment],
+    tables: Mapping[str, SegmentTable],
 ) -> int:
     """Answer with what is there; the payload bytes sent. BadValue before anything is sent."""
     asked = asked_pages(message)
     segment = _segment(message, segments)
-    outcomes = _sealed(asked, segment)
-    views: list[memoryview] = []
-    if segment is not None:
-        pages = (page for page, outcome in enumerate(outcomes) if outcome == Outcome.OK)
-        views = _views(segment.payload, asked, pages=list(pages))
-    link.send(FrameKind.REPLY, request_id, ReadStarted(outcomes), raw=views)
-    # The bytes are in the socket by now: what the records say next is said of them.
-    link.send(FrameKind.REPLY, request_id, ReadEnded(_sealed(asked, segment)))
-    return sum(len(view) for view in views)
+    classes = _classes(asked, segment, tables)
+    outcomes = _sealed(asked, segment, classes)
+    pages = [page for page, outcome in enumerate(outcomes) if outcome == Outcome.OK]
+    if isinstance(segment, NvmeSegment):
+        link.send(FrameKind.REPLY, request_id, ReadStarted(outcomes))
+        ended = _send_from_disk(link, asked, segment, classes, outcomes)
+        link.send(FrameKind.REPLY, request_id, ReadEnded(ended))
+    else:
+        views = _views(segment.payload, asked, pages) if segment is not None else []
+        link.send(FrameKind.REPLY, request_id, ReadStarted(outcomes), raw=views)
+        # The bytes are in the socket by now: what the records say next is said of them.
+        link.send(FrameKind.REPLY, request_id, ReadEnded(_sealed(asked, segment, classes)))
+    return len(pages) * asked.part_bytes
+
+
+def _send_from_disk(
+    link: FrameSocket,
+    asked: Asked,
+    segment: NvmeSegment,
+    classes: Sequence[int],
+    started: bytes,
+) -> bytes:
+    """Send the pages that were promised, a few at a time; what became of each.
+
+    A page that could not be brought is sent as zeros, since its bytes are waited for.
+    """
+    size, outcomes = asked.part_bytes, bytearray(started)
+    stride, pages = size_class_of(size), [i for i, each in enumerate(started) if not each]
+    group = max(1, min(len(pages), LOADED_BYTES // stride))
+    memory = memoryview(mmap.mmap(-1, group * stride))
+    for first in range(0, len(pages), group):
+        some = pages[first : first + group]
+        views = [memory[i * stride : i * stride + size] for i in range(len(some))]
+        found = segment.read(
+            [
+                PartToRead(
+                    Extent(asked.offsets[page], classes[page]), asked.key(page), asked.part,
+                    Generation(asked.generations[page]), view,
+                )
+                for page, view in zip(some, views, strict=True)
+            ]
+        )  # fmt: skip
+        for page, each in zip(some, found, strict=True):
+            outcomes[page] = each.outcome
+        link.send_raw(views)
+    return bytes(outcomes)
 
 
 def asked_pages(message: ReadExtents | CheckRecords | StageExtents) -> Asked:
@@ -88,24 +145,40 @@ def _segment(
     found = segments.get(message.segment)
     if found is None or found.incarnation != message.incarnation:
         return None
-    size_class = size_class_of(message.part_bytes)
-    for offset in array("Q", message.offsets):
-        found.geometry.check_extent(offset, size_class)
     return found
 
 
-def _sealed(asked: Asked, segment: Segment | None) -> bytes:
+def _classes(
+    asked: Asked, segment: Segment | None, tables: Mapping[str, SegmentTable]
+) -> Sequence[int]:
+    """The size class of each extent. BadValue where none of the segment can be."""
+    full = size_class_of(asked.part_bytes)
+    classes = [full] * len(asked.offsets)
+    if segment is None:
+        return classes
+    table = tables[segment.id] if isinstance(segment, NvmeSegment) else None
+    for page, offset in enumerate(asked.offsets):
+        chunk = None if table is None else table.chunk_around(offset)
+        if chunk is not None:
+            classes[page] = min(full, chunk.size_class)
+        segment.geometry.check_extent(offset, classes[page])
+    return classes
+
+
+def _sealed(asked: Asked, segment: Segment | None, classes: Sequence[int]) -> bytes:
     """One Outcome a page: OK while its record names exactly this page, else STALE."""
     if segment is None:
         return bytes((Outcome.STALE,)) * len(asked.offsets)
-    size_class = size_class_of(asked.part_bytes)
     read, incarnation = segment.records.read, segment.incarnation
     outcomes = bytearray(len(asked.offsets))
-    for i, offset in enumerate(asked.offsets):
-        key = asked.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
-        row = bytes(read(offset, size_class))
-        if not is_sealed_as(row, key, asked.part, asked.generations[i], incarnation):
-            outcomes[i] = Outcome.STALE
+    try:
+        for i, (offset, size_class) in enumerate(zip(asked.offsets, classes, strict=True)):
+            row = bytes(read(offset, size_class))
+            key, generation = asked.key(i), asked.generations[i]
+            if not is_sealed_as(row, key, asked.part, generation, incarnation):
+                outcomes[i] = Outcome.STALE
+    except OutOfService:
+        return bytes((Outcome.TRANSPORT,)) * len(asked.offsets)
     return bytes(outcomes)
 
 

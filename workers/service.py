@@ -20,23 +20,32 @@ from kvstore.wire.messages.puts import Ingested, Sealed
 from workers import events
 from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
-from workers.events import MOVER, AnswerIngest, RefuseIngest, StartPull
+from workers.disk_pull import DiskPull
+from workers.events import MOVER, AnswerIngest, PullEnded, RefuseIngest, StartPull
+from workers.ingest import Pull
 from workers.metrics import Counts
 from workers.mover import Mover
 from workers.running_pulls import RunningPulls
-from workers.verification import verify
+from workers.tiers.guarded_file import OutOfService
+from workers.tiers.nvme import NvmeSegment
+from workers.verification import verify, verify_on_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kvstore.clock import Clock
     from workers.control_link import ControlLink
     from workers.data_session import DataSession, ToSession
     from workers.events import Action, Event, ExtentGroup
-    from workers.ingest import EngineDesk
+    from workers.extent_table import SegmentTable
+    from workers.ingest import EngineDesk, Source
     from workers.report_line import ReportLine
+    from workers.running_pulls import RunningPull
+    from workers.staging import Staging
     from workers.state import WorkerState
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment, Segment
+
+    RecordWork = events.WriteFree | events.WriteRemoved
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -51,6 +60,7 @@ class Service:
         clock: Clock,
         line: ReportLine,
         engine: EngineDesk | None = None,
+        staging: Staging | None = None,
     ) -> None:
         """Serve nothing yet: `control` must be set before the first event."""
         self.state = state
@@ -62,12 +72,45 @@ class Service:
         self.mover = Mover(self)
         self.counts = Counts()
         self.control: ControlLink | None = None
+        self.staging: Final = staging
         self._engine = engine
         self._mutex = threading.Lock()
         self._numbers = count(1)
         self._sessions: dict[int, DataSession] = {}
         """By number: whose threads carry out the actions that answer them."""
         self._checks = ThreadPoolExecutor(1, "worker-checks")
+        self._disk_records = ThreadPoolExecutor(1, "worker-disk-records")
+        """For records that are written durably: a disk may take seconds for that (I27)."""
+
+    @property
+    def tables(self) -> Mapping[str, SegmentTable]:
+        """What the state machine knows of each segment, to look at only."""
+        return self.state.holdings.segments
+
+    @property
+    def memory_segments(self) -> list[MemorySegment]:
+        """Those that can be mapped."""
+        return [each for each in self.segments.values() if not isinstance(each, NvmeSegment)]
+
+    @property
+    def shared_segments(self) -> list[MemorySegment]:
+        """What clients of this host map."""
+        staging = [] if self.staging is None else [self.staging.segment]
+        return [*self.memory_segments, *staging]
+
+    def carry_out(self, start: StartPull, source: Source) -> PullEnded:
+        """Run a pull in this thread, for any to end."""
+        segment = self.segments[start.message.segment]
+        pull: RunningPull
+        if isinstance(segment, NvmeSegment):
+            pull = DiskPull(segment, start, source)
+        else:
+            pull = Pull(segment, start, source)
+        self.pulls.begin(start.pull, pull)
+        outcomes = pull.run()
+        self.pulls.end(start.pull)
+        self.counts.note_pull(outcomes, start.message.part_bytes)
+        return PullEnded(start.pull, outcomes, pull.stored_max)
 
     def dispatch(self, event: Event, session: DataSession | None = None) -> None:
         """Take an event in and carry out or hand on what follows from it.
@@ -101,10 +144,17 @@ class Service:
             raise BadValue("source", "the transfer engine", "a transport that this worker serves")
         return self._engine
 
+    def require_staging(self) -> Staging:
+        """Where pages of disks are staged; BadValue where this worker has none."""
+        if self.staging is None:
+            raise BadValue("message", "StageExtents", "a request to a worker with NVMe segments")
+        return self.staging
+
     def close(self) -> None:
         """End moves, and wait for checks that run; every other thread must have ended."""
         self.mover.close()
         self._checks.shutdown()
+        self._disk_records.shutdown()
 
     def _execute(self, action: Action, session: DataSession | None) -> Event | None:
         """Carry one action out; the event that it ends in, if that is known at once."""
@@ -116,24 +166,16 @@ class Service:
                     session.report(call, message)
                 else:
                     self._control().call(call, message)
-            case events.SendRows(call, segment, chunk_start, size_class, listed):
-                rows = self.segments[segment].records.rows(chunk_start, size_class, listed)
-                incarnation = self.segments[segment].incarnation
-                message = InventoryRows(segment, incarnation, chunk_start, size_class, rows)
-                self._control().call(call, message)
+            case events.SendRows():
+                self._send_rows(action)
             case events.CloseLink(reason):
                 self._control().drop(reason)
             case events.AnswerCommand(command, message):
                 self._control().answer(command, message)
             case events.CancelPull(pull):
                 self.pulls.cancel(pull)
-            case events.WriteFree(work, extents):
-                return events.WorkEnded(work, self._write_free(extents))
-            case events.WriteRemoved(work, extents):
-                records = self.segments[extents.segment].records
-                for stretch in extents.stretches:
-                    records.write_removed(stretch, extents.size_class)
-                return events.WorkEnded(work, bytes(extents.count))
+            case events.WriteFree() | events.WriteRemoved():
+                return self._write(action)
             case events.VerifyPayloads():
                 self._checks.submit(self._verify, action)
             case _:
@@ -162,9 +204,46 @@ class Service:
             case RefuseIngest(request, _, code, text):
                 self._control().answer(request, Failure(code, text))
 
-    def _write_free(self, extents: ExtentGroup) -> bytes:
+    def _send_rows(self, action: events.SendRows) -> None:
+        segment = self.segments[action.segment]
+        if isinstance(segment, NvmeSegment):
+            self._disk_records.submit(self._send_rows_of, segment, action)
+        else:
+            self._send_rows_of(segment, action)
+
+    def _send_rows_of(self, segment: Segment, action: events.SendRows) -> None:
+        start, size_class = action.chunk_start, action.size_class
+        try:
+            rows = segment.records.rows(start, size_class, action.listed)
+        except OutOfService:
+            rows = b""  # what cannot be read is in nobody's way: nothing is planned there any more
+        message = InventoryRows(segment.id, segment.incarnation, start, size_class, rows)
+        self._control().call(action.call, message)
+
+    def _write(self, action: RecordWork) -> Event | None:
+        """Change records; the end of it, if that is known at once."""
+        segment = self.segments[action.extents.segment]
+        if isinstance(segment, NvmeSegment):
+            self._disk_records.submit(self._write_to_disk, segment, action)
+            return None
+        if isinstance(action, events.WriteFree):
+            return events.WorkEnded(action.work, self._write_free(segment, action.extents))
+        for stretch in action.extents.stretches:
+            segment.records.write_removed(stretch, action.extents.size_class)
+        return events.WorkEnded(action.work, bytes(action.extents.count))
+
+    def _write_to_disk(self, segment: NvmeSegment, action: RecordWork) -> None:
+        """The same, durably. Nobody holds a lock on what is not mapped."""
+        extents = action.extents
+        if isinstance(action, events.WriteFree):
+            outcome = segment.write_free(extents.stretches, extents.size_class)
+        else:
+            outcome = segment.write_removed(extents.stretches, extents.size_class)
+        self.dispatch(events.WorkEnded(action.work, bytes((outcome,)) * extents.count))
+
+    def _write_free(self, segment: MemorySegment, extents: ExtentGroup) -> bytes:
         """FREE records first, so that no reader can begin; then see whether one still holds."""
-        segment, outcomes = self.segments[extents.segment], bytearray()
+        outcomes = bytearray()
         for stretch in extents.stretches:
             try:
                 segment.records.write_free(stretch, extents.size_class)
@@ -180,10 +259,14 @@ class Service:
         """Hash sealed extents; in a thread of its own, since it may take long (I27)."""
         segment, size_class = self.segments[action.extents.segment], action.extents.size_class
         try:
-            outcomes = b"".join(
-                bytes((verify(segment, stretch.offset + i, size_class),))
+            outcomes = bytes(
+                verify_on_disk(segment, offset, size_class)
+                if isinstance(segment, NvmeSegment)
+                else verify(segment, offset, size_class)
                 for stretch in action.extents.stretches
-                for i in range(0, stretch.count * size_class, size_class)
+                for offset in range(
+                    stretch.offset, stretch.offset + stretch.count * size_class, size_class
+                )
             )
         except Exception:
             LOG.exception("check of %s failed", action.extents.segment)

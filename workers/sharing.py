@@ -19,7 +19,7 @@ from kvstore.wire.messages.transfers import SegmentsShared, SharedSegment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment
 
 MADV_POPULATE_READ = 22
 
@@ -49,7 +49,7 @@ class ClientBuffer:
 
 
 @contextmanager
-def shared(segments: Iterable[Segment]) -> Iterator[tuple[SegmentsShared, list[int]]]:
+def shared(segments: Iterable[MemorySegment]) -> Iterator[tuple[SegmentsShared, list[int]]]:
     """The message that introduces the segments, and a fresh descriptor for each.
 
     The descriptors are closed here afterwards; by then they must have been sent.

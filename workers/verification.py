@@ -11,9 +11,13 @@ from kvstore.errors import CorruptPage
 from kvstore.page import payload_checksum
 from kvstore.record import RecordState, unpack_record
 from kvstore.wire.messages.common import Outcome
+from workers.tiers.guarded_file import OutOfService
+from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
+    from kvstore.record import Record
     from workers.record_table import RecordTable
+    from workers.tiers.nvme import NvmeSegment
 
 
 class Bytes(Protocol):
@@ -36,12 +40,32 @@ def verify(segment: Bytes, offset: int, size_class: int) -> Outcome:
     The state machine vouches that a page was sealed there and that nobody is at work on it: so
     anything but its sealed record is damage.
     """
-    try:
-        record = unpack_record(bytes(segment.records.read(offset, size_class)))
-    except CorruptPage:
-        return Outcome.CHECKSUM
-    if record is None or record.state is not RecordState.SEALED:
+    record = _sealed(segment.records, offset, size_class)
+    if record is None:
         return Outcome.CHECKSUM
     payload = segment.payload[offset : offset + record.payload_bytes]
     found = payload_checksum(payload, record.key, record.part)
     return Outcome.OK if found == record.checksum else Outcome.CHECKSUM
+
+
+def verify_on_disk(segment: NvmeSegment, offset: int, size_class: int) -> Outcome:
+    """The same of what lies on a disk; TRANSPORT where that cannot be read."""
+    try:
+        record = _sealed(segment.records, offset, size_class)
+    except OutOfService:
+        return Outcome.TRANSPORT
+    if record is None or not 0 < record.payload_bytes <= segment.geometry.chunk_bytes:
+        return Outcome.CHECKSUM
+    into = memoryview(bytearray(record.payload_bytes))
+    extent = Extent(offset, size_class)
+    (found,) = segment.read([PartToRead(extent, record.key, record.part, record.generation, into)])
+    is_known = found.outcome in {Outcome.OK, Outcome.TRANSPORT}
+    return found.outcome if is_known else Outcome.CHECKSUM
+
+
+def _sealed(records: RecordTable, offset: int, size_class: int) -> Record | None:
+    try:
+        record = unpack_record(bytes(records.read(offset, size_class)))
+    except CorruptPage:
+        return None
+    return record if record is not None and record.state is RecordState.SEALED else None

@@ -121,6 +121,10 @@ class FrameSocket:
         else:
             self.send_packed(frame, deadline_s)
 
+    def send_raw(self, raw: Sequence[memoryview]) -> None:
+        """Send more raw bytes after those of the last frame; see `send`."""
+        self._send_views(_byte_views(raw), None, [])
+
     def send_packed(self, frame: bytes, deadline_s: float | None = None) -> None:
         """Send a packed frame (`pack_frame` in this connection's version)."""
         try:

@@ -17,11 +17,13 @@ import msgspec
 
 from kvstore.clock import SystemClock
 from kvstore.errors import DeadlineExceeded
+from kvstore.ids import SegmentId
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import Server
+from kvstore.segment import check_geometry
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -47,6 +49,7 @@ from kvstore.wire.messages.transfers import (
     ReadExtents,
     ReadStarted,
 )
+from tests.unit import nvme_parts
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened, sealed_memfd
 from workers.control_link import ControlLink
@@ -55,7 +58,9 @@ from workers.listeners import Listeners
 from workers.membership import Profile
 from workers.report_line import ReportLine
 from workers.service import Service
+from workers.staging import Staging
 from workers.state import WorkerState
+from workers.tiers.dram import nameless_dram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +71,8 @@ if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
+    from tests.fake_disk import FakeDisk
+    from workers.tiers.tier import Segment
 
 CLUSTER: Final = "testing"
 WORKER: Final = "w"
@@ -192,26 +199,34 @@ class Rig:
 
     def __init__(
         self, folder: Path, leader: Leader, *, clock: Clock | None = None,
-        secret: bytes | None = None,
+        secret: bytes | None = None, disk: FakeDisk | None = None,
     ) -> None:  # fmt: skip
-        """Start everything; `folder` keeps the segment between lives."""
+        """Start everything; `folder` and `disk` keep the segments between lives."""
         self.leader = leader
         self.secret = secret
         self.refusals: SimpleQueue[KVStoreError] = SimpleQueue()
         self.segment, self.found = opened(folder / "segment")
         table = SegmentTable(self.segment.id, self.segment.incarnation, self.segment.geometry)
         table.adopt(self.found.adopted)
+        segments: list[Segment] = [self.segment]
+        tables = [table]
+        if disk is not None:
+            self.nvme, self.adopted = nvme_parts.opened(disk)
+            nvme = self.nvme
+            segments.append(nvme)
+            below = SegmentTable(nvme.id, nvme.incarnation, nvme.geometry, holds_encoded=True)
+            below.adopt(self.adopted.adopted)
+            tables.append(below)
         self._sockets = [bind(f"unix:{folder}/w.sock", secret), bind("127.0.0.1:0", secret)]
         self.unix, self.tcp = (bound_address(sock) for sock in self._sockets)
-        profile = Profile(
-            WORKER, "host", (Address("tcp", self.tcp, 10),), {self.segment.id: "dram"}
-        )
+        tiers = {str(segment.id): str(segment.tier) for segment in segments}
+        profile = Profile(WORKER, "host", (Address("tcp", self.tcp, 10),), tiers)
         identity = Identity(Role.WORKER, name=WORKER, secret=secret, cluster=CLUSTER)
-        self.state = WorkerState(profile, [table])
+        self.state = WorkerState(profile, tables)
         line = ReportLine(identity.renewed())
-        self.service = Service(
-            self.state, [self.segment], SystemClock() if clock is None else clock, line
-        )
+        clock = SystemClock() if clock is None else clock
+        staging = None if disk is None else self._staging(folder, clock)
+        self.service = Service(self.state, segments, clock, line, staging=staging)
         self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
         self.control = ControlLink(self.service, [leader.address], identity, self.refusals.put)
         self.service.control = self.control
@@ -225,7 +240,17 @@ class Rig:
         self.service.close()
         for sock in self._sockets:
             sock.close()
-        self.segment.close()
+        for segment in self.service.segments.values():
+            segment.close()
+        if self.service.staging is not None:
+            self.service.staging.segment.close()
+
+    def _staging(self, folder: Path, clock: Clock) -> Staging:
+        """Room for one chunk of pages on their way from the disk to readers."""
+        name, geometry = SegmentId(f"{WORKER}-staging"), check_geometry(CHUNK, CHUNK)
+        memory = nameless_dram(folder, CLUSTER, name, geometry)
+        tables = self.state.holdings.segments
+        return Staging(memory, {self.nvme.id: self.nvme}, tables, clock)
 
     @contextlib.contextmanager
     def client(self, address: str = "", identity: Identity | None = None) -> Iterator[Client]:
@@ -294,10 +319,11 @@ def column(values: array[int] | list[int]) -> bytes:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, leader: Leader, clock: Clock | None = None, secret: bytes | None = None
-) -> Iterator[Rig]:
+    folder: Path, leader: Leader, clock: Clock | None = None, secret: bytes | None = None,
+    disk: FakeDisk | None = None,
+) -> Iterator[Rig]:  # fmt: skip
     """A worker that serves, until the block ends."""
-    rig = Rig(folder, leader, clock=clock, secret=secret)
+    rig = Rig(folder, leader, clock=clock, secret=secret, disk=disk)
     try:
         leader.await_served()
         yield rig
@@ -306,12 +332,12 @@ def running(
 
 
 @contextlib.contextmanager
-def pool() -> Iterator[Rig]:
+def pool(disk: FakeDisk | None = None) -> Iterator[Rig]:
     """A leader and a worker that serves, in a folder of their own."""
     with memory_folder() as folder:
         leader = Leader()
         try:
-            with running(folder, leader) as rig:
+            with running(folder, leader, disk=disk) as rig:
                 yield rig
         finally:
             leader.stop()
@@ -328,18 +354,22 @@ def order(
 
 
 def question(
-    kind: type[ReadExtents | CheckRecords], rig: Rig, pages: Pages, counter: int = 5
-) -> Message:
+    kind: type[ReadExtents | CheckRecords], rig: Rig, pages: Pages, counter: int = 5,
+    segment: Segment | None = None,
+) -> Message:  # fmt: skip
     """A question about these pages, put there at one generation."""
+    segment = segment or rig.segment
     return kind(
-        rig.segment.id, rig.segment.incarnation, 0, pages.size, b"".join(pages.keys),
+        segment.id, segment.incarnation, 0, pages.size, b"".join(pages.keys),
         pages.offsets.tobytes(), column([generation(counter)] * len(pages.keys)),
     )  # fmt: skip
 
 
-def read(client: Client, pages: Pages, counter: int = 5) -> tuple[bytes, bytes, bytes]:
+def read(
+    client: Client, pages: Pages, counter: int = 5, segment: Segment | None = None
+) -> tuple[bytes, bytes, bytes]:
     """Outcomes before, the bytes, outcomes after."""
-    request = client.send(question(ReadExtents, client.rig, pages, counter))
+    request = client.send(question(ReadExtents, client.rig, pages, counter, segment))
     started = client.reply(request)
     assert isinstance(started, ReadStarted)
     data = bytearray(started.outcomes.count(Outcome.OK) * pages.size)

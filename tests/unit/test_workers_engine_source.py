@@ -17,7 +17,7 @@ from workers.ingest import PullFailed, Target
 
 if TYPE_CHECKING:
     from workers.engine_child import EngineCopy
-    from workers.tiers.tier import Segment
+    from workers.tiers.tier import MemorySegment
 
 BASE = 1 << 20
 SOURCE = EngineSource("host:1", packed([10_000, 20_000, 30_000]))
@@ -43,7 +43,7 @@ class Copies:
 
 
 def pages_of(copies: Copies) -> EnginePages:
-    segment = cast("Segment", SimpleNamespace(id=SEGMENT, payload_address=BASE))
+    segment = cast("MemorySegment", SimpleNamespace(id=SEGMENT, payload_address=BASE))
     return EnginePages(cast("EngineCopy", copies), segment, SOURCE, PAGE, now_s=1.0)
 
 

@@ -27,11 +27,12 @@ from workers.sharing import ClientBuffer
 from workers.tiers.dram import DramSegment, open_dram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvstore.segment import Geometry
     from workers.ingest import Source
     from workers.record_table import Found
+    from workers.tiers.tier import Segment
 
 CLUSTER: Final = "testing"
 NAME: Final = SegmentId("w-dram0")
@@ -64,12 +65,21 @@ def sealed_memfd(data: bytes, seals: int = fcntl.F_SEAL_SHRINK) -> int:
 class Pages:
     """Pages with consecutive keys and computable bytes, put at given offsets."""
 
-    def __init__(self, offsets: Sequence[int], *, size: int = PAGE, first_key: int = 1) -> None:
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        *,
+        size: int = PAGE,
+        first_key: int = 1,
+        size_class: int | None = None,
+        data: Callable[[bytes, int], bytes] = lambda key, size: payload(key, 0, size),
+    ) -> None:
         """Compute payloads and the writer's checksums."""
         self.offsets = array("Q", offsets)
         self.size = size
+        self.size_class = size_class or size_class_of(size)
         self.keys = [key(first_key + i) for i in range(len(offsets))]
-        self.payloads = [payload(each, 0, size) for each in self.keys]
+        self.payloads = [data(each, size) for each in self.keys]
         self.checksums = array(
             "Q", (payload_checksum(p, k, 0) for p, k in zip(self.payloads, self.keys, strict=True))
         )
@@ -84,22 +94,24 @@ class Pages:
         return array("Q", range(0, len(self.keys) * self.size, self.size))
 
     def ingest(
-        self, segment: DramSegment, counter: int = 5, source: ExtentSource | None = None
+        self, segment: Segment, counter: int = 5, source: ExtentSource | None = None
     ) -> Ingest:
         """The client's request, or the leader's for pages that lie in these extents."""
         return Ingest(
             EPOCH, segment.id, segment.incarnation, generation(counter), 1, 0, self.size,
-            size_class_of(self.size), 64,
+            self.size_class, 64,
             bytes(32), b"".join(self.keys), self.offsets.tobytes(), self.checksums.tobytes(),
             source or BufferSource(1, self.places().tobytes()),
         )  # fmt: skip
 
-    def start(self, segment: DramSegment, counter: int = 5) -> StartPull:
+    def start(
+        self, segment: Segment, counter: int = 5, source: ExtentSource | None = None
+    ) -> StartPull:
         """What the machine answers when everything may be pulled."""
         table = SegmentTable(segment.id, segment.incarnation, segment.geometry)
-        size_class = size_class_of(self.size)
-        stretches = table.stretches(size_class, self.offsets)
-        return StartPull(1, 1, 1, self.ingest(segment, counter), size_class, stretches)
+        stretches = table.stretches(self.size_class, self.offsets)
+        message = self.ingest(segment, counter, source)
+        return StartPull(1, 1, 1, message, self.size_class, stretches)
 
     def pull(self, segment: DramSegment, source: Source, counter: int = 5) -> Pull:
         """A pull of all pages."""
@@ -118,10 +130,9 @@ class Pages:
         """The bytes that lie in the extents now."""
         return [bytes(segment.payload[at : at + self.size]) for at in self.offsets]
 
-    def records(self, segment: DramSegment) -> list[Record | None]:
+    def records(self, segment: Segment) -> list[Record | None]:
         """The extents' records now."""
-        size_class = size_class_of(self.size)
-        rows = (bytes(segment.records.read(at, size_class)) for at in self.offsets)
+        rows = (bytes(segment.records.read(at, self.size_class)) for at in self.offsets)
         return [unpack_record(row) for row in rows]
 
 

@@ -1,8 +1,10 @@
-"""What the rest of the worker may ask of a segment, whatever medium holds it."""
+"""What the rest of the worker may ask of a segment, by the medium that holds it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
     from kvstore.ids import Incarnation, SegmentId
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from workers.record_table import RecordTable
 
 
-class Segment(Protocol):
+class MemorySegment(Protocol):
     """One segment that this process owns and has mapped. Offsets are of the payload area."""
 
     @property
@@ -71,3 +73,6 @@ class Segment(Protocol):
     def close(self) -> None:
         """Unmap and give the ownership up; nothing may use the segment any more."""
         ...
+
+
+Segment: TypeAlias = MemorySegment | NvmeSegment
