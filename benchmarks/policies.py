@@ -204,8 +204,8 @@ def _capacities(options: argparse.Namespace) -> list[int]:
 
 def _deployed(trace: Trace, setting: Setting) -> Deployed:
     pool = VirtualPool(setting, trace.page_tokens)
-    timed = Timed(pool.master.core.eviction)
-    pool.master.core.eviction = cast("Any", timed)
+    timed = Timed(pool.master.core.eviction.policy)
+    pool.master.core.eviction.policy = cast("Any", timed)
     started_s = perf_counter()
     figures = replay(trace, pool)
     seconds, touches = perf_counter() - started_s, max(figures.page_touches, 1)

@@ -44,6 +44,9 @@ Seconds = NewType("Seconds", float)
 SecondsOrInf = NewType("SecondsOrInf", float)
 """As `Seconds`, or inf: for ever."""
 
+Numbers = NewType("Numbers", Mapping[str, float])
+"""Written as a table of numbers, or as text: name=1,other=2.5."""
+
 ENVIRONMENT_PREFIX: Final = "KVHARBOR_"
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
@@ -186,10 +189,25 @@ def parse_seconds_or_inf(value: object) -> SecondsOrInf:
         raise ValueError(f"{error}, or inf") from error
 
 
+def parse_numbers(value: object) -> Numbers:
+    """Numbers by name, from a table or from text."""
+    want = "a table of numbers, or name=number,name=number"
+    if isinstance(value, str):
+        pairs = [each.partition("=") for each in value.split(",") if each.strip()]
+        value = {name.strip(): number.strip() for name, _, number in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError(want)
+    try:
+        return Numbers({str(name): parse_number(number) for name, number in value.items()})
+    except ValueError as error:
+        raise ValueError(want) from error
+
+
 PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     SizeBytes: parse_size,
     Seconds: parse_seconds,
     SecondsOrInf: parse_seconds_or_inf,
+    Numbers: parse_numbers,
     TcpAddress: parse_endpoint,
     AnyAddress: parse_any_address,
     Path: parse_path,

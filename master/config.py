@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 
 from kvstore import limits
-from kvstore.config import Seconds, SecondsOrInf, default_data_dir
+from kvstore.config import Numbers, Seconds, SecondsOrInf, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
 from master.tunables import GIVEN, HINTS, Tunables
+from policies import registry
 
 
 def _data_dir() -> Path:
@@ -37,6 +38,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
+    eviction: str = "lrfu"
+    eviction_parameters: Numbers = Numbers({})
+    """Those of the policy that are not to have their defaults."""
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -57,6 +61,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             most = f"more than 0, less than watermark_high ({self.watermark_high})"
             raise BadValue("watermark_low", self.watermark_low, most)
 
+        registry.eviction(self.eviction, self.eviction_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -76,5 +81,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             segment_forget_s=self.segment_forget_s,
             watermark_high=self.watermark_high,
             watermark_low=self.watermark_low,
+            eviction=self.eviction,
+            eviction_parameters=self.eviction_parameters,
             hints=self.hints,
         )

@@ -18,6 +18,7 @@ from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master import placing
 from master.events import Persist, Reply, SessionId, TicketId
+from master.eviction import EvictionInForce
 from master.lenders import Lenders
 from master.namespaces import Namespaces
 from master.orders import OrderBook
@@ -82,7 +83,7 @@ class Core:
         self.orders = OrderBook(epoch, self.wakeup)
         self.tombstones = Tombstones()
         self.lenders = Lenders()
-        self.eviction = registry.eviction(tunables.eviction)
+        self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
         self.placement = registry.placement(tunables.placement)
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 
@@ -172,6 +173,11 @@ class Core:
             self.wanted_bytes[size_class] = left
         else:
             self.wanted_bytes.pop(size_class, None)
+
+    def tell_size(self) -> None:
+        """Tell the eviction policy how many pages the pool holds."""
+        self.size_told_s = self.now
+        self.eviction.resize(sum(known.tree.pages for known in self.namespaces))
 
     def tree(self, namespace: int) -> Tree:
         """The pages of the namespace of this ordinal, which is known."""

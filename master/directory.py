@@ -317,6 +317,7 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         pattern.bias,
         pattern.touches,
         pattern.touched_s,
+        pattern.era,
         progress_s=pattern.progress_s,
     )
 

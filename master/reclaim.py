@@ -58,7 +58,8 @@ def make_room(core: Core) -> None:
     """Evict for the puts that found no room, and below the watermarks."""
     if core.now < core.reclaim_at_s:
         return
-    _tell_size(core)
+    if core.now >= core.size_told_s + SIZE_EVERY_S:
+        core.tell_size()
     searches, freed = SEARCHES_PER_TICK, 0
     for segment in list(core.pressed):
         excess = _excess_bytes(core, segment)
@@ -75,13 +76,6 @@ def make_room(core: Core) -> None:
         core.reclaim_at_s = core.now + RETRY_S
         core.wanted_bytes.clear()  # whoever still wants it asks again, those that wait now
         core.waiting.wake_for_room()
-
-
-def _tell_size(core: Core) -> None:
-    """Tell the policy how many pages the pool holds, now and then."""
-    if core.now >= core.size_told_s + SIZE_EVERY_S:
-        core.size_told_s = core.now
-        core.eviction.resize(sum(known.tree.pages for known in core.namespaces))
 
 
 def _excess_bytes(core: Core, segment: Segment) -> int:

@@ -99,6 +99,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
     bias: float = 0.0
     touches: int = 0
     touched_s: float = 0.0
+    era: int = 0
+    """Which eviction policy gave it those numbers (master/eviction.py)."""
     leased_until_s: float = 0.0
     """When the last lease has ended and the margin is over (I9)."""
     progress_s: float = 0.0

@@ -32,6 +32,11 @@ class Session(msgspec.Struct, eq=False, frozen=True):
         if self.role != WORKER:
             raise AccessDenied(f"role {self.role}: this is for workers only")
 
+    def must_be_operator(self) -> None:
+        """Raise AccessDenied unless an operator speaks."""
+        if self.role != OPERATOR:
+            raise AccessDenied(f"role {self.role}: this is for operators only")
+
     def must_own(self, content: Content) -> None:
         """Raise AccessDenied unless this peer may use pages of that content's tenant (I2)."""
         if self.role == WORKER or (self.role == ENGINE and self.tenant != content.tenant):

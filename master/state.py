@@ -18,6 +18,7 @@ from kvstore.wire.messages.membership import (
     ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
+from kvstore.wire.messages.operator import GetPolicy, SetPolicy
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
     GetStatus,
@@ -30,6 +31,7 @@ from kvstore.wire.messages.reads import (
 )
 from master import (
     confirmations,
+    eviction,
     incomplete,
     inventory,
     lenders,
@@ -88,6 +90,8 @@ def _handlers() -> dict[type[Message], Handler]:
     on(ReportSuspect, suspects.report_suspect)
     on(Remove, removal.remove)
     on(GetStatus, status.get_status)
+    on(GetPolicy, eviction.get_policy)
+    on(SetPolicy, eviction.set_policy)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)

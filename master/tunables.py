@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -31,6 +32,7 @@ class Tunables(msgspec.Struct, frozen=True):
     watermark_low: float = limits.WATERMARK_LOW
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
+    eviction_parameters: Mapping[str, object] = {}
     placement: str = "most_free"
     hints: str = GIVEN
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kvstore.errors import ConfigError
+from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,14 +26,16 @@ P = TypeVar("P", bound=Parameters)
 def amended(current: P, written: Mapping[str, object]) -> P:
     """`current` with what is written in the place of its values; numbers may come as text.
 
-    ConfigError names the parameters that exist, or the one whose value is out of bounds.
+    BadValue names the parameters that exist, or the one whose value is out of bounds.
     """
     kind = type(current)
     known = kind.__struct_fields__
     for name in written:
         if name not in known:
-            raise ConfigError(f"{name}: no such parameter, known are {', '.join(known) or 'none'}")
+            raise BadValue("parameter", name, f"one of {', '.join(known)}" if known else "none")
     try:
         return msgspec.convert({**msgspec.structs.asdict(current), **written}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"parameters: {error}") from error
+        want, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        raise BadValue(name, written[name], want.removeprefix("Expected ")) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvstore.errors import ConfigError
+from kvstore.errors import BadValue
 from policies.admission.all import All
 from policies.admission.budget import Budget
 from policies.admission.learned import Learned
@@ -45,7 +45,7 @@ PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostF
 
 
 def eviction(name: str, parameters: Mapping[str, object] | None = None) -> EvictionPolicy:
-    """A new eviction policy; ConfigError naming what exists for an unknown name or parameter.
+    """A new eviction policy; BadValue naming what exists for an unknown name or parameter.
 
     It has state of its own: one pool, one policy.
     """
@@ -55,7 +55,7 @@ def eviction(name: str, parameters: Mapping[str, object] | None = None) -> Evict
 
 
 def admission(name: str, parameters: Mapping[str, object] | None = None) -> AdmissionPolicy:
-    """A new admission policy; ConfigError naming what exists for an unknown name or parameter.
+    """A new admission policy; BadValue naming what exists for an unknown name or parameter.
 
     It may have state of its own: one tier, one policy.
     """
@@ -65,12 +65,12 @@ def admission(name: str, parameters: Mapping[str, object] | None = None) -> Admi
 
 
 def placement(name: str) -> PlacementPolicy:
-    """A placement policy; ConfigError, naming the known ones, when there is none of this name."""
+    """A placement policy; BadValue, naming the known ones, when there is none of this name."""
     return _known("placement", PLACEMENT, name)()
 
 
 def _known(kind: str, table: Mapping[str, Callable[[], T]], name: str) -> Callable[[], T]:
     made = table.get(name)
     if made is None:
-        raise ConfigError(f"{kind}: got {name!r}, want one of {sorted(table)}")
+        raise BadValue(kind, name, f"one of {', '.join(sorted(table))}")
     return made

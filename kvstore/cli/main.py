@@ -9,21 +9,28 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version as distribution_version
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
 from typing import Annotated, Final
 
 import typer
 
 from kvstore import limits
-from kvstore.cli import output, places, standalone, trace
+from kvstore.cli import output, places, policy, standalone, trace
 from kvstore.cli.debug import dump_master
-from kvstore.cli.operator import Operator
-from kvstore.config import ClusterConfig, Sources, default_data_dir, read_file
+from kvstore.cli.options import (
+    MASTER,
+    AsJson,
+    Cluster,
+    DataDir,
+    Master,
+    SecretFile,
+    cluster_section,
+    operator,
+)
+from kvstore.config import default_data_dir
 from kvstore.errors import KVStoreError
 from kvstore.exit_codes import ExitCode, exit_code_of
-from kvstore.startup import SECTIONS
 
-MASTER: Final = f"127.0.0.1:{limits.MASTER_PORT}"
 MASTER_ADMIN: Final = f"127.0.0.1:{limits.MASTER_ADMIN_PORT}"
 WORKER: Final = f"127.0.0.1:{limits.WORKER_PORT}"
 WORKER_ADMIN: Final = f"127.0.0.1:{limits.WORKER_ADMIN_PORT}"
@@ -46,19 +53,7 @@ debugging = typer.Typer(help="Look inside a running pool.", no_args_is_help=True
 app.add_typer(debugging, name="debug")
 tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True)
 app.add_typer(tracing, name="trace")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line instead of text.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of metadata, logs and sockets.",
-        show_default="$KVHARBOR_HOME, else ~/.local/share/kvharbor",
-    ),
-]
-SecretFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the cluster secret.", envvar="KVHARBOR_CLUSTER_SECRET_FILE"),
-]
+app.add_typer(policy.app, name="policy")
 
 
 @app.callback()
@@ -103,7 +98,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     Port 0 takes a free one.
     """
     where = _places(data_dir)
-    secret = _cluster(config, secret_file).secret()
+    secret = cluster_section(config, secret_file).secret()
     wiring = standalone.Wiring(
         config, secret_file, dram, listen, admin, worker_listen, worker_admin
     )
@@ -130,16 +125,14 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
 @app.command()
 def status(
     context: typer.Context,
-    master: Annotated[
-        str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
-    ] = MASTER,
-    cluster: Annotated[str, typer.Option(help="Refuse any other cluster.")] = "",
+    master: Master = MASTER,
+    cluster: Cluster = "",
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show workers, segments with bytes by state, pages and counters."""
-    with Operator(master, _cluster(None, secret_file).secret(), cluster) as operator:
-        found = operator.status()
+    with operator(master, cluster, secret_file) as asking:
+        found = asking.status()
     if as_json or context.obj:
         output.print_json(found)
     else:
@@ -180,7 +173,7 @@ def dump(
     as_json: AsJson = False,
 ) -> None:
     """Write the master's last events to a file, which a simulator can replay."""
-    secret = _cluster(None, secret_file).secret()
+    secret = cluster_section(None, secret_file).secret()
     path = dump_master(_places(data_dir).data_dir, secret)
     if as_json or context.obj:
         output.print_json({"file": str(path)})
@@ -250,12 +243,6 @@ def main() -> None:
 
 def _places(data_dir: Path | None) -> places.Places:
     return places.places_of(data_dir or default_data_dir(os.environ))
-
-
-def _cluster(config: Path | None, secret_file: Path | None) -> ClusterConfig:
-    tables = read_file(config, SECTIONS) if config else {}
-    options = {"secret_file": str(secret_file) if secret_file else None}
-    return Sources(config, tables, os.environ, options).section(ClusterConfig, "cluster")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import MalformedMessage
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
+from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.reads import GetStatus, Status
 
 if TYPE_CHECKING:
     from typing import Self
+
+M = TypeVar("M", bound=Message)
 
 CALL_TIMEOUT_S: Final = 5.0
 
@@ -34,7 +37,12 @@ class Operator:
 
     def status(self) -> Status:
         """The pool at this moment."""
-        answer = self._connection.call(GetStatus(), CALL_TIMEOUT_S)
-        if not isinstance(answer, Status):
-            raise MalformedMessage(f"{self._master} answered GetStatus by {type(answer).__name__}")
+        return self.ask(GetStatus(), Status)
+
+    def ask(self, question: Message, want: type[M]) -> M:
+        """The master's answer, of the one kind that this question has."""
+        answer = self._connection.call(question, CALL_TIMEOUT_S)
+        if not isinstance(answer, want):
+            asked, came = type(question).__name__, type(answer).__name__
+            raise MalformedMessage(f"{self._master} answered {asked} by {came}")
         return answer

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
+    from kvstore.wire.messages.operator import PolicyInForce
     from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
 
 PLAIN_WIDTH: Final = 160
@@ -116,6 +117,18 @@ def print_status(status: Status) -> None:
     for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
         if table.row_count:
             console.print(table)
+
+
+def print_policy(found: PolicyInForce) -> None:
+    """The policy of eviction, and its parameters."""
+    others = ", ".join(each for each in found.known if each != found.name)
+    table = _table("", "parameter", ">value")
+    for name, value in found.parameters.items():
+        table.add_row(Text(name), _figure(value))
+    console = _console()
+    console.print(Text(f"eviction {found.name} (there are also {others})"))
+    if table.row_count:
+        console.print(table)
 
 
 def print_replayed(pools: Iterable[Replayed]) -> None:

@@ -48,7 +48,6 @@ from master.events import (
 )
 from master.state import MasterState
 from master.tunables import Tunables
-from policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,8 +89,8 @@ class VirtualPool:
     def __init__(self, setting: Setting, page_tokens: int) -> None:
         """Make a pool that is ready and empty.
 
-        BadValue for a capacity that no segment has and for a TTL out of bounds; ConfigError for an
-        unknown policy and for tunables that contradict each other.
+        BadValue for a capacity that no segment has, a TTL out of bounds and an unknown policy or
+        parameter; ConfigError for tunables that contradict each other.
         """
         self.setting = setting
         self.now_s = 0.0
@@ -102,7 +101,6 @@ class VirtualPool:
         self.written: Counter[str] = Counter()
         """Pages that were put, by the tier that took them."""
         self.master = MasterState(_tunables(setting), Epoch(1))
-        self.master.core.eviction = registry.eviction(*policy_written(setting.policy))
         self._keys: dict[int, bytes] = {}
         self._replies: dict[tuple[SessionId, int], Message] = {}
         self._requests = 0
@@ -244,6 +242,7 @@ def policy_written(text: str) -> tuple[str, dict[str, str]]:
 
 def _tunables(setting: Setting) -> Tunables:
     require_ttl("page_ttl_s", setting.page_ttl_s)
+    name, parameters = policy_written(setting.policy)
     return Tunables(
         cluster="replay",
         lease_ttl_s=setting.lease_ttl_s or limits.LEASE_TTL_S,
@@ -251,7 +250,8 @@ def _tunables(setting: Setting) -> Tunables:
         worker_lost_after_s=NEVER_S,
         watermark_high=setting.watermark_high,
         watermark_low=setting.watermark_low,
-        eviction=policy_written(setting.policy)[0],
+        eviction=name,
+        eviction_parameters=parameters,
     )
 
 

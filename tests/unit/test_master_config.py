@@ -27,13 +27,26 @@ def test_what_is_set_reaches_the_core() -> None:
     told = read(
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
-        hints="learned",
+        hints="learned", eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
         watermark_high=0.8, watermark_low=0.5, hints="learned",
+        eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
     )  # fmt: skip
+
+
+def test_parameters_of_a_policy_may_come_as_text() -> None:
+    told = read(eviction_parameters="half_life_s=60, ghost_factor=1.5").tunables("c")
+    assert told.eviction_parameters == {"half_life_s": 60.0, "ghost_factor": 1.5}
+
+
+def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^\[master\]: parameter: got 'ttl_s', want one of gho"):
+        read(eviction_parameters={"ttl_s": 60})
+    with pytest.raises(ConfigError, match=r"^\[master\]: half_life_s: got 0.0, want `float` >= 1"):
+        read(eviction_parameters={"half_life_s": 0})
 
 
 @pytest.mark.parametrize("written", [float("inf"), "inf"])
@@ -74,6 +87,10 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("page_ttl_s", -1, "a positive number of seconds, or inf"),
         ("page_age_max_s", float("nan"), "a number of seconds, or inf"),
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
+        ("eviction", "random", "one of lrfu, lru, rent, s3-fifo, ttl-lfu"),
+        ("eviction_parameters", 5, "a table of numbers, or name=number,name=number"),
+        ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
+        ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
         ("hints", "guessed", "one of given, learned"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvstore.hints import NO_HINTS, Hints
@@ -12,6 +14,9 @@ from master.tunables import LEARNED, Tunables
 from policies.eviction.lru import Lru
 from policies.eviction.protocol import SAME_USE_S
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+
+if TYPE_CHECKING:
+    from policies.eviction.protocol import Entry
 
 KEYS = chain(1, 8)
 SAID = Hints(reuse_probability=0.9, turn=2)
@@ -24,13 +29,13 @@ class Hearing(Lru):
         super().__init__()
         self.heard: list[Hints] = []
 
-    def entered(self, entry: object, keys: bytes, now_s: float, hints: Hints) -> int:
+    def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
         self.heard.append(hints)
-        return super().entered(entry, keys, now_s, hints)  # type: ignore[arg-type]  # a run
+        return super().entered(entry, keys, now_s, hints)
 
-    def touched(self, entry: object, now_s: float, hints: Hints) -> None:
+    def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
         self.heard.append(hints)
-        super().touched(entry, now_s, hints)  # type: ignore[arg-type]  # a run
+        super().touched(entry, now_s, hints)
 
 
 class Pool:
@@ -40,7 +45,7 @@ class Pool:
         self.rig = Rig(Tunables("test", hints=hints))
         self.rig.add_worker()
         self.space: OpenedNamespace = self.rig.open_namespace()
-        self.policy = self.rig.master.core.eviction = Hearing()
+        self.policy = self.rig.master.core.eviction.policy = Hearing()
 
     def heard(self) -> list[Hints]:
         """What the policy heard since it was asked last."""

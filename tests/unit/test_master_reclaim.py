@@ -51,7 +51,7 @@ class Listening(Lru):
 
 def test_the_policy_hears_how_large_the_pool_is() -> None:
     rig, space = rig_with()
-    policy = rig.master.core.eviction = Listening()
+    policy = rig.master.core.eviction.policy = Listening()
     space.put(chain(1, 8))
     rig.open_namespace(parts=2)
     for _ in range(3):

@@ -116,13 +116,14 @@ def test_a_ttl_out_of_bounds_is_refused(ttl_s: float) -> None:
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="nonsense"):
+    with pytest.raises(BadValue, match="nonsense"):
         VirtualPool(Setting(16, "nonsense"), TOKENS)
 
 
 def test_parameters_of_a_policy_are_written_behind_its_name() -> None:
     pool = VirtualPool(Setting(16, "lrfu:half_life_s=60:ghost_factor=8"), TOKENS)
-    assert pool.master.core.eviction.parameters == LrfuParameters(half_life_s=60, ghost_factor=8)
+    policy = pool.master.core.eviction.policy
+    assert policy.parameters == LrfuParameters(half_life_s=60, ghost_factor=8)
 
 
 @pytest.mark.parametrize(

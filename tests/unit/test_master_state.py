@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
-from kvstore.errors import ConfigError, IllegalTransition
+from kvstore.errors import CallerError, IllegalTransition
 from kvstore.ids import Epoch
 from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.hello import Done
@@ -135,7 +135,7 @@ def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings_that_cannot_be_right_stop_the_start(field: str, value: float | str) -> None:
-    with pytest.raises(ConfigError, match=field):
+    with pytest.raises(CallerError, match=field):
         MasterState(msgspec.structs.replace(Tunables(), **{field: value}), Epoch(1))
 
 

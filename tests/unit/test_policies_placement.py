@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import ConfigError
+from kvstore.errors import BadValue
 from policies import registry
 from policies.placement.most_free import MostFree
 from policies.placement.protocol import Candidate
@@ -34,5 +34,5 @@ def test_the_order_does_not_depend_on_the_order(candidates: list[Candidate]) -> 
 
 def test_policies_are_found_by_name() -> None:
     assert isinstance(registry.placement("most_free"), MostFree)
-    with pytest.raises(ConfigError, match=r"placement.*most_free"):
+    with pytest.raises(BadValue, match=r"placement.*most_free"):
         registry.placement("nearest")

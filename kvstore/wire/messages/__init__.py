@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvstore.wire.messages import engine, hello, membership, namespaces, puts, reads, transfers
+from kvstore.wire.messages import (
+    engine,
+    hello,
+    membership,
+    namespaces,
+    operator,
+    puts,
+    reads,
+    transfers,
+)
 from kvstore.wire.messages.base import Message, tag_of
 
-CONVERSATIONS: Final = (hello, namespaces, puts, reads, membership, transfers, engine)
+CONVERSATIONS: Final = (
+    hello, namespaces, puts, reads, operator, membership, transfers, engine,
+)  # fmt: skip
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()
 """Tags of messages that are gone; never to be used again."""

@@ -1,0 +1,45 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvstore import limits
+from kvstore.cli.operator import Operator
+from kvstore.config import ClusterConfig, Sources, read_file
+from kvstore.startup import SECTIONS
+
+MASTER: Final = f"127.0.0.1:{limits.MASTER_PORT}"
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line instead of text.")]
+Cluster = Annotated[str, typer.Option(help="Refuse any other cluster.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of metadata, logs and sockets.",
+        show_default="$KVHARBOR_HOME, else ~/.local/share/kvharbor",
+    ),
+]
+Master = Annotated[
+    str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the cluster secret.", envvar="KVHARBOR_CLUSTER_SECRET_FILE"),
+]
+
+
+def cluster_section(config: Path | None, secret_file: Path | None) -> ClusterConfig:
+    """What file, environment and option say of the cluster."""
+    tables = read_file(config, SECTIONS) if config else {}
+    options = {"secret_file": str(secret_file) if secret_file else None}
+    return Sources(config, tables, os.environ, options).section(ClusterConfig, "cluster")
+
+
+def operator(master: str, cluster: str, secret_file: Path | None) -> Operator:
+    """An operator's connection to a master."""
+    return Operator(master, cluster_section(None, secret_file).secret(), cluster)
