@@ -171,7 +171,8 @@ class ShmTransport:
     def _mapped(self, ref: SegmentRef, deadline_s: float) -> MappedSegment | None:
         """The mapping of this life of the segment; None when the worker has another one (I11)."""
         mapped = self._segments.get(ref.segment)
-        if mapped is None or mapped.incarnation < ref.incarnation:
+        if mapped is None or mapped.incarnation != ref.incarnation:
+            # One that began anew without its old pages may have a lower number than before.
             self.share(deadline_s)
             mapped = self._segments.get(ref.segment)
         return mapped if mapped is not None and mapped.incarnation == ref.incarnation else None

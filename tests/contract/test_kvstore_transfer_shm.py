@@ -22,6 +22,7 @@ from kvstore.wire.messages.transfers import (
 )
 from tests.contract.fake_worker import FakeWorker
 from tests.fakes import payload
+from tests.unit.segment_files import INCARNATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,6 +66,18 @@ def test_a_worker_that_shares_nothing_cannot_be_opened(
     worker.say = say
     with pytest.raises(KVStoreError):
         Way("shm", worker)
+
+
+@pytest.mark.parametrize("incarnation", [INCARNATION - 1, INCARNATION + 1])
+def test_another_life_is_mapped_whatever_its_number(worker: FakeWorker, incarnation: int) -> None:
+    way = Way("shm", worker)
+    worker.incarnation = incarnation
+    span = way.stored()
+    for key, place in zip(CHAIN, PLACES, strict=True):
+        worker.file.write_record(key, place, SIZE, incarnation=incarnation)
+    assert span.segment.incarnation == incarnation
+    assert way.read(span) == bytes(PAGES)
+    way.transport.close()
 
 
 def test_fewer_descriptors_than_segments_are_refused(worker: FakeWorker) -> None:

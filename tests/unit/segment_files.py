@@ -66,12 +66,13 @@ class SegmentFile:
         *,
         part: int = 0,
         state: RecordState = RecordState.SEALED,
+        incarnation: int = INCARNATION,
     ) -> None:
         """Write one extent's record; its generation is its offset + 1."""
         size_class = size_class_of(size)
         checksum = payload_checksum(payload(key, part, size), key, part)
         record = Record(
-            state, key, part, Generation(offset + 1), Incarnation(INCARNATION), size, checksum,
+            state, key, part, Generation(offset + 1), Incarnation(incarnation), size, checksum,
             offset, size_class, 1, PageKey(bytes(32)), 64,
         )  # fmt: skip
         start = self.geometry.record_offset(offset, size_class)
