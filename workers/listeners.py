@@ -82,6 +82,8 @@ class Listeners:
         for session in sessions:
             session.end()
         self._service.pulls.cancel_all()
+        if self._service.staging is not None:
+            self._service.staging.end_waits()
         for thread in sessions.values():
             thread.join()
 
