@@ -100,7 +100,8 @@ class Slots:
         """By class: slots with contents that nobody uses, used longest ago first."""
         self._used: dict[int, Slot] = {}
         """By offset: staged slots with users, the first to run out first."""
-        self._sessions: dict[int, set[Slot]] = {}
+        self._sessions: dict[int, dict[Slot, None]] = {}
+        """The slots that each session uses, in the order in which it was told of them."""
         self._last_generation = 0
         self._ticks = 0
 
@@ -121,7 +122,7 @@ class Slots:
         if slot.state is SlotState.STAGED:
             self._start_use(slot, now_s)
         slot.users.add(session)
-        self._sessions.setdefault(session, set()).add(slot)
+        self._sessions.setdefault(session, {})[slot] = None
 
     def candidate(self, size_class: int, now_s: float) -> Candidate | None:
         """A slot that may be filled if no view locks it: take it by `begin`, or say `viewed`.
@@ -176,7 +177,7 @@ class Slots:
         """A session is done with a slot. Strange, late and repeated ones change nothing."""
         slot = self._used.get(offset)
         if slot is not None and slot.generation == generation and session in slot.users:
-            self._sessions[session].discard(slot)
+            del self._sessions[session][slot]
             self._leave(slot, session)
 
     def forget(self, session: int) -> None:
@@ -240,7 +241,7 @@ class Slots:
 
     def _drop_users(self, slot: Slot) -> None:
         for session in slot.users:
-            self._sessions[session].discard(slot)
+            del self._sessions[session][slot]
         slot.users.clear()
 
     def _forget_page(self, slot: Slot) -> None:
