@@ -33,10 +33,10 @@ class LrfuParameters(GhostParameters, frozen=True):
     half_life_s: Annotated[float, Meta(ge=1, le=86_400)] = 240.0
     """Time in which a use loses half its weight: about twice the median time between two uses.
 
-    Half or double costs at most a point of hits where pages are not scarce. Following the median
-    of the gaps seen was tried, and costs a point in small pools: gaps longer than the memory of what
-    left are never seen. Where four times as much passes between uses as in conversations, set
-    it; `rent` needs no such number.
+    Half or double costs at most a point of hits where pages are not scarce. To follow the median
+    of the gaps seen costs a point in small pools: gaps longer than the memory of what left are
+    never seen. Where four times as much passes between uses as in conversations, set it; `rent`
+    needs no such number.
     """
     usual_probability: Annotated[float, Meta(ge=0.01, le=0.99)] = 0.4
     """Probability that a chain without a hint is used again; hints count against it."""
