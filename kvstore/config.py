@@ -47,6 +47,14 @@ SecondsOrInf = NewType("SecondsOrInf", float)
 Numbers = NewType("Numbers", Mapping[str, float])
 """Written as a table of numbers, or as text: name=1,other=2.5."""
 
+
+class DiskSpace(msgspec.Struct, frozen=True):
+    """Room in a folder. Written as a table of path and size, or as text: /mnt/disk:200GiB."""
+
+    path: Path
+    size: SizeBytes
+
+
 ENVIRONMENT_PREFIX: Final = "KVHARBOR_"
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
@@ -139,6 +147,20 @@ def parse_path(value: object) -> Path:
         raise ValueError("a path whose ~ names a known user") from error
 
 
+def parse_disk_space(value: object) -> DiskSpace:
+    """A folder and how much of it."""
+    want = "a folder and a size, path:size"
+    if isinstance(value, str):
+        path, _, size = value.rpartition(":")
+        value = {"path": path, "size": size}
+    if not isinstance(value, Mapping) or set(value) != {"path", "size"}:
+        raise ValueError(want)
+    try:
+        return DiskSpace(parse_path(value["path"]), parse_size(value["size"]))
+    except ValueError as error:
+        raise ValueError(f"{want}: {error}") from error
+
+
 def parse_flag(value: object) -> bool:
     """True or false, nothing else: the text "false" must not count as true."""
     known = {True: True, False: False, "true": True, "false": False}
@@ -211,6 +233,7 @@ PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     TcpAddress: parse_endpoint,
     AnyAddress: parse_any_address,
     Path: parse_path,
+    DiskSpace: parse_disk_space,
     bool: parse_flag,
     int: parse_integer,
     float: parse_number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -11,14 +12,20 @@ from typing import Final
 import msgspec
 
 from kvstore import limits
-from kvstore.config import SizeBytes, default_data_dir
+from kvstore.codec import Codec
+from kvstore.config import DiskSpace, SizeBytes, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
 from kvstore.segment import Geometry, check_geometry
 
-WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+"""Short enough that a segment's name, which begins with it, is one that a master takes."""
 TRANSPORTS: Final = ("shm", "tcp", "mooncake")
 WILDCARDS: Final = ("0.0.0.0", "::")
+AUTO: Final = "auto"
+CODECS: Final = {codec.name.lower().replace("_", "-"): codec for codec in Codec}
+DISKS_MAX: Final = 64
+PATH_DIGITS: Final = 8
 
 
 def _data_dir() -> Path:
@@ -51,6 +58,15 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     segment_dir: Path = Path("/dev/shm")
     """A folder of a memory file system."""
     huge_pages: bool = False
+    nvme: tuple[DiskSpace, ...] = ()
+    """Folders of disks to lend below the memory, a segment in each; sizes as for `dram`."""
+    nvme_codec: str = AUTO
+    """How parts lie there: none, lz4, zstd, lz4-planes, zstd-planes; auto measures each
+    namespace."""
+    staging: SizeBytes = SizeBytes(256 * limits.MIB)
+    """Memory, beside `dram`, through which readers of this host see pages of disks."""
+    mover_threads: int = 2
+    """How many moves between memory and disks go on at once."""
     transports: tuple[str, ...] = ("shm", "tcp")
     """Which ways to this worker are offered: shm, tcp, mooncake (the transfer engine)."""
     mooncake_protocol: str = "tcp"
@@ -61,7 +77,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise BadValue where values cannot work, alone or together."""
         if not WORKER_ID.fullmatch(self.id):
-            raise BadValue("id", self.id, "at most 63 of A-Z, a-z, 0-9, . _ -")
+            raise BadValue("id", self.id, "at most 50 of A-Z, a-z, 0-9, . _ -")
         self.unix_path()
         if not self.master:
             raise BadValue("master", self.master, "at least one address")
@@ -73,10 +89,28 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         if self.dram < self.chunk:
             raise BadValue("dram", self.dram, f"at least one chunk of {self.chunk} bytes")
         self.geometry()
+        self._check_disks()
+
+    def _check_disks(self) -> None:
+        if self.nvme_codec not in (AUTO, *CODECS):
+            raise BadValue("nvme_codec", self.nvme_codec, f"one of {', '.join((AUTO, *CODECS))}")
+        if self.mover_threads < 1:
+            raise BadValue("mover_threads", self.mover_threads, "at least 1")
+        if len(self.nvme) > DISKS_MAX:
+            raise BadValue("nvme", len(self.nvme), f"at most {DISKS_MAX} folders")
+        folders = [each.path.absolute() for each in self.nvme]
+        for disk in self.nvme:
+            if disk.size < self.chunk:
+                want = f"at least one chunk of {self.chunk} bytes"
+                raise BadValue("nvme", f"{disk.path}:{disk.size}", want)
+            if folders.count(disk.path.absolute()) > 1:
+                raise BadValue("nvme", str(disk.path), "each folder once")
+        if self.nvme and self.staging < self.chunk:
+            raise BadValue("staging", self.staging, f"at least one chunk of {self.chunk} bytes")
 
     def geometry(self) -> Geometry:
         """The sizes of the DRAM segment; BadValue for a chunk that cannot be."""
-        return check_geometry(self.dram // self.chunk * self.chunk, self.chunk)
+        return self.rounded(self.dram)
 
     def unix_path(self) -> Path:
         """Where the Unix socket is; BadValue where none can be."""
@@ -89,3 +123,16 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     def segment_id(self) -> str:
         """The DRAM segment's name, unique in the cluster by the worker's."""
         return f"{self.id}-dram0"
+
+    def rounded(self, size: int) -> Geometry:
+        """The sizes of a segment of that many bytes, or a little less."""
+        return check_geometry(size // self.chunk * self.chunk, self.chunk)
+
+    def disk_segment_id(self, disk: DiskSpace) -> str:
+        """The name of the segment in a disk's folder, whichever place that has in the list."""
+        digest = hashlib.sha256(os.fsencode(disk.path.absolute())).hexdigest()
+        return f"{self.id}-nvme-{digest[:PATH_DIGITS]}"
+
+    def codec(self) -> Codec | None:
+        """How parts lie on disks; None where each namespace is measured."""
+        return CODECS.get(self.nvme_codec)

@@ -164,6 +164,7 @@ class ControlLink:
         service = self._service
         while True:
             service.dispatch(Tick())
+            service.disks.look_soon()
             wait_s = service.state.next_wakeup() - service.clock.now_s()
             await asyncio.sleep(min(TICK_MAX_S, max(TICK_MIN_S, wait_s)))
 

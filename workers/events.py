@@ -100,6 +100,14 @@ class SessionClosed(msgspec.Struct, frozen=True):
     session: int
 
 
+class MediumChanged(msgspec.Struct, frozen=True):
+    """A segment's disk does less from now on: what ReportSegment says of it."""
+
+    segment: str
+    state: str
+    reason: str
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
@@ -113,6 +121,7 @@ Event = (
     | PullEnded
     | WorkEnded
     | SessionClosed
+    | MediumChanged
     | Tick
 )
 

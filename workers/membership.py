@@ -22,6 +22,7 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
     RegisterWorker,
+    ReportSegment,
     SegmentOffer,
     WorkerAccepted,
 )
@@ -60,6 +61,7 @@ class Asked(Enum):
     OFFER = "offer"
     ROWS = "rows"
     END = "end"
+    MEDIUM = "medium"
     BEAT = "beat"
 
 
@@ -85,6 +87,8 @@ class Membership:
         """By segment whose inventory is not ended: (chunk start, class) still to be sent."""
         self.unanswered: set[str] = set()
         """Segments whose offer is not answered: nothing may be pulled there."""
+        self.media: dict[str, tuple[str, str]] = {}
+        """(state, reason) of segments whose medium does not do everything any more."""
         self._contact_s = float("-inf")
         self._lost_after_s = limits.WORKER_LOST_AFTER_S
         self._interval_s = limits.HEARTBEAT_INTERVAL_S
@@ -150,7 +154,9 @@ class Membership:
             case Asked.ROWS, Done():
                 return self._send_next(call.segment, now)
             case Asked.END, Done():
-                return self._ended(call.segment)
+                return self._ended(call.segment, now)
+            case Asked.MEDIUM, Done() | Failure():
+                return []  # a leader that has given the segment up need not be told
             case Asked.BEAT, None:
                 silent = "no heartbeat was answered for half the time to be lost"
                 return [CloseLink(silent)] if self.is_fenced(now) else []
@@ -214,11 +220,24 @@ class Membership:
         message = InventoryEnd(segment, table.incarnation)
         return [self._call(Asked.END, message, now, segment)]
 
-    def _ended(self, segment: str) -> list[Action]:
+    def _ended(self, segment: str, now: float) -> list[Action]:
         self.offering.pop(segment, None)
         if not self.offering:
             self.link = Link.SERVING
-        return []
+        return self._report(segment, now)
+
+    def medium_changed(self, segment: str, medium: tuple[str, str], now: float) -> list[Action]:
+        """Tell the leader, now or when it has the segment's inventory."""
+        self.media[segment] = medium
+        return self._report(segment, now)
+
+    def _report(self, segment: str, now: float) -> list[Action]:
+        is_known = self.link in {Link.OFFERING, Link.SERVING} and segment not in self.offering
+        if not is_known or segment not in self.media:
+            return []
+        incarnation = self._holdings.segments[segment].incarnation
+        message = ReportSegment(segment, incarnation, *self.media[segment])
+        return [self._call(Asked.MEDIUM, message, now, segment)]
 
     def tick(self, now: float) -> list[Action]:
         """A heartbeat when one is due. Independent of data work (I27)."""

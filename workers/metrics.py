@@ -15,11 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvstore.wire.messages.common import Outcome
+from workers.tiers.guarded_file import ServiceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client.core import Metric
+
+    from kvstore.replica import Tier
 
 _NAMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}
 _OK: Final = int(Outcome.OK)
@@ -33,6 +36,8 @@ class Counts:
         self._mutex = Lock()
         self.pages: dict[str, int] = {}
         """Pages of pulls that ran, by outcome."""
+        self.moves: dict[str, int] = {}
+        """Pages that were moved, by way: dram-nvme."""
         self.bytes_pulled = 0
         self.bytes_sent = 0
 
@@ -46,10 +51,46 @@ class Counts:
                 if outcome == _OK:
                     self.bytes_pulled += pages * part_bytes
 
+    def note_move(self, source: Tier, target: Tier, outcomes: bytes) -> None:
+        """Count the pages of a move that arrived."""
+        way, pages = f"{source}-{target}", outcomes.count(_OK)
+        with self._mutex:
+            self.moves[way] = self.moves.get(way, 0) + pages
+
     def note_sent(self, sent_bytes: int) -> None:
         """Count payload bytes that went out over a stream."""
         with self._mutex:
             self.bytes_sent += sent_bytes
+
+
+class DiskLook(msgspec.Struct, frozen=True):
+    """What a segment on a disk has done since the start; bytes are of parts as they are stored."""
+
+    service: str
+    """serving, read_only or failed."""
+    reason: str
+    """Why not everything is done."""
+    is_direct: bool
+    """Past the page cache."""
+    errors: int
+    parts_written: int
+    bytes_written: int
+    payload_bytes_written: int
+    """Before encoding."""
+    parts_read: int
+    bytes_read: int
+    misses: dict[str, int]
+    """Parts that were asked for and not brought, by outcome."""
+
+
+class StagingLook(msgspec.Struct, frozen=True):
+    """Pages of disks asked for by readers of this host since the start, by what came of it."""
+
+    capacity_bytes: int
+    loaded: int
+    found: int
+    busy: int
+    failed: int
 
 
 class SegmentLook(msgspec.Struct, frozen=True):
@@ -62,6 +103,7 @@ class SegmentLook(msgspec.Struct, frozen=True):
     reserved: int
     sealed: int
     removed: int
+    disk: DiskLook | None = None
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -82,7 +124,10 @@ class Look(msgspec.Struct, frozen=True):
     bytes_pulled: int
     bytes_sent: int
     pages_pulled: dict[str, int]
+    moves: dict[str, int]
+    """Pages that were moved, by the tiers that they went from and to."""
     segments: tuple[SegmentLook, ...]
+    staging: StagingLook | None = None
 
 
 class WorkerCollector(Collector):
@@ -119,7 +164,16 @@ class WorkerCollector(Collector):
         for outcome, value in sorted(look.pages_pulled.items()):
             pages.add_metric([outcome], value)
         yield pages
+        moves = CounterMetricFamily(
+            "kvharbor_worker_moved_pages", "Pages moved between tiers.", labels=["way"]
+        )
+        for way, value in sorted(look.moves.items()):
+            moves.add_metric([way], value)
+        yield moves
         yield from _segments(look)
+        yield from _disks(look)
+        if look.staging is not None:
+            yield from _staging(look.staging)
 
 
 def _segments(look: Look) -> Iterator[Metric]:
@@ -137,6 +191,60 @@ def _segments(look: Look) -> Iterator[Metric]:
             extents.add_metric([each.segment, each.tier, state], getattr(each, state))
     yield capacity
     yield extents
+
+
+def _disks(look: Look) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "kvharbor_worker_disk_state", "1 for what a segment on a disk does now.",
+        labels=["segment", "state"],
+    )  # fmt: skip
+    errors = CounterMetricFamily(
+        "kvharbor_worker_disk_errors", "Calls of the system that failed.", labels=["segment"]
+    )
+    parts = CounterMetricFamily(
+        "kvharbor_worker_disk_parts", "Parts written and read.", labels=["segment", "kind"]
+    )
+    stored = CounterMetricFamily(
+        "kvharbor_worker_disk_bytes", "Bytes of parts as they are stored, written and read.",
+        labels=["segment", "kind"],
+    )  # fmt: skip
+    payload = CounterMetricFamily(
+        "kvharbor_worker_disk_payload_bytes", "Bytes of the parts written, before encoding.",
+        labels=["segment"],
+    )  # fmt: skip
+    misses = CounterMetricFamily(
+        "kvharbor_worker_disk_misses", "Parts asked for and not brought, by outcome.",
+        labels=["segment", "outcome"],
+    )  # fmt: skip
+    for each in look.segments:
+        if each.disk is None:
+            continue
+        disk, segment = each.disk, each.segment
+        for name in ServiceState:
+            state.add_metric([segment, name], int(disk.service == name))
+        errors.add_metric([segment], disk.errors)
+        parts.add_metric([segment, "written"], disk.parts_written)
+        parts.add_metric([segment, "read"], disk.parts_read)
+        stored.add_metric([segment, "written"], disk.bytes_written)
+        stored.add_metric([segment, "read"], disk.bytes_read)
+        payload.add_metric([segment], disk.payload_bytes_written)
+        for outcome, value in sorted(disk.misses.items()):
+            misses.add_metric([segment, outcome], value)
+    yield from (state, errors, parts, stored, payload, misses)
+
+
+def _staging(look: StagingLook) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "kvharbor_worker_staging_capacity_bytes", "Memory that stages pages of disks.",
+        value=look.capacity_bytes,
+    )  # fmt: skip
+    pages = CounterMetricFamily(
+        "kvharbor_worker_staged_pages", "Pages of disks asked for on this host, by result.",
+        labels=["result"],
+    )  # fmt: skip
+    for result in ("loaded", "found", "busy", "failed"):
+        pages.add_metric([result], getattr(look, result))
+    yield pages
 
 
 def exposition(look: Callable[[], Look]) -> bytes:

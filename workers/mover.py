@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.puts import ExtentSource
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from workers.ingest import Source, Target
     from workers.service import Service
     from workers.tiers.tier import MemorySegment
-
-THREADS: Final = 2
 
 
 class MemorySource:
@@ -48,12 +46,12 @@ class MemorySource:
 
 
 class Mover:
-    """Carries moves out, THREADS at a time, in the order in which they were begun."""
+    """Carries moves out, `threads` at a time, in the order in which they were begun."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, threads: int) -> None:
         """Threads start as they are needed."""
         self._service = service
-        self._threads = ThreadPoolExecutor(THREADS, "worker-mover")
+        self._threads = ThreadPoolExecutor(threads, "worker-mover")
         self._closing = threading.Event()
 
     def begin(self, start: StartPull) -> None:

@@ -16,22 +16,19 @@ from typing import TYPE_CHECKING, Final
 from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
-from kvstore.ids import SegmentId
-from kvstore.record import RecordState
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.transfer.mooncake_process import EngineSettings
 from kvstore.wire.messages.common import Address
 from workers.admin import admin_pages
 from workers.control_link import ControlLink
-from workers.extent_table import SegmentTable
+from workers.lent_segments import open_segments, open_staging
 from workers.listeners import Listeners
+from workers.looks import look
 from workers.membership import Profile
-from workers.metrics import Look, SegmentLook
 from workers.report_line import ReportLine
 from workers.service import Service
 from workers.state import WorkerState
-from workers.tiers.dram import open_dram
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from kvstore.errors import KVStoreError
     from workers.config import WorkerConfig
     from workers.ingest import EngineDesk
-    from workers.tiers.tier import MemorySegment, Segment
+    from workers.tiers.tier import MemorySegment
 
 ROLE: Final = "worker"
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -50,8 +47,6 @@ TCP_COST: Final = 10
 MOONCAKE_COST: Final = 20
 
 LOG: Final = logging.getLogger(__name__)
-CHUNKS_FEW: Final = 4
-"""Below this many, two layouts in one pool may starve each other."""
 
 
 async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
@@ -64,20 +59,23 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
     _make_folder(config.data_dir)
     stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as undo:
-        segment, table = _own_memory(config, cluster.name)
-        undo.callback(segment.close)
+        clock = SystemClock()
+        lent = open_segments(config, cluster.name, clock, undo)
         sockets = [
             undo.enter_context(bind(address, secret))
             for address in (f"unix:{config.unix_path()}", str(config.listen))
         ]
         unix, tcp = (bound_address(sock) for sock in sockets)
         addresses = _addresses(config, unix, tcp)
-        profile = Profile(config.id, config.host, addresses, {segment.id: segment.tier})
+        state = WorkerState(Profile(config.id, config.host, addresses, lent.tiers), lent.tables)
         identity = Identity(Role.WORKER, name=config.id, secret=secret, cluster=cluster.name)
         line = ReportLine(identity.renewed())
-        clock = SystemClock()
-        engine = _engine(config, segment, clock, undo)
-        service = Service(WorkerState(profile, [table]), [segment], clock, line, engine)
+        engine = _engine(config, lent.memory, clock, undo)
+        tables = state.holdings.segments
+        staging = open_staging(config, cluster.name, lent, tables, clock, undo)
+        service = Service(
+            state, lent.all, clock, line, engine, staging, mover_threads=config.mover_threads
+        )
         undo.callback(service.close)
         greeter = ListenerIdentity(cluster.name, secret, SERVED_ROLES)
         listeners = Listeners(service, greeter, sockets)
@@ -102,29 +100,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
-
-
-def _own_memory(config: WorkerConfig, cluster: str) -> tuple[MemorySegment, SegmentTable]:
-    """The DRAM segment with what a former life left in it, and the table of that."""
-    path, geometry = config.segment_path(cluster), config.geometry()
-    name = SegmentId(config.segment_id())
-    segment, found = open_dram(path, cluster, name, geometry, huge_pages=config.huge_pages)
-    table = SegmentTable(segment.id, segment.incarnation, geometry)
-    table.adopt(found.adopted)
-    LOG.info(
-        "segment %s: %d bytes in %s; %d pages re-adopted, dropped: %d unfinished, %d removed, "
-        "%d damaged", segment.id, geometry.payload_bytes, path, len(found.adopted),
-        found.unfinished, found.removed, found.damaged,
-    )  # fmt: skip
-    chunks = geometry.payload_bytes // geometry.chunk_bytes
-    if chunks < CHUNKS_FEW:
-        LOG.warning(
-            "%d bytes are %d chunks of %d, and a chunk holds parts of one size: other sizes find "
-            "no room beside them; lend %d bytes or more",
-            geometry.payload_bytes, chunks, geometry.chunk_bytes,
-            CHUNKS_FEW * geometry.chunk_bytes,
-        )  # fmt: skip
-    return segment, table
 
 
 def _engine(
@@ -204,38 +179,3 @@ def _announce(config: WorkerConfig, cluster: str, unix: str, tcp: str, admin: st
         ),
     )  # fmt: skip
     LOG.info("worker %s of cluster %s: listening at %s and %s", config.id, cluster, tcp, unix)
-
-
-def look(service: Service, listeners: Listeners, cluster: str, worker: str) -> Look:
-    """What the worker says of itself over HTTP."""
-    state, counts = service.state, service.counts
-    return Look(
-        worker=worker,
-        cluster=cluster,
-        epoch=state.epoch,
-        serving=state.is_serving,
-        fenced=state.is_fenced(service.clock.now_s()),
-        sessions=listeners.sessions,
-        pulls_running=len(state.pulls.running),
-        requests_waiting=len(state.pulls.waiting),
-        held_extents=len(state.holdings.held),
-        seals_unreported=len(state.pulls.unreported),
-        bytes_pulled=counts.bytes_pulled,
-        bytes_sent=counts.bytes_sent,
-        pages_pulled=dict(counts.pages),
-        segments=tuple(_segment_look(service, segment) for segment in service.segments.values()),
-    )
-
-
-def _segment_look(service: Service, segment: Segment) -> SegmentLook:
-    chunks = list(service.state.holdings.segments[segment.id].chunks.values())
-    by_state = {state: sum(chunk.states.count(state) for chunk in chunks) for state in RecordState}
-    return SegmentLook(
-        segment=segment.id,
-        tier=segment.tier,
-        incarnation=segment.incarnation,
-        capacity_bytes=segment.geometry.payload_bytes,
-        reserved=by_state[RecordState.RESERVED],
-        sealed=by_state[RecordState.SEALED],
-        removed=by_state[RecordState.REMOVED],
-    )

@@ -16,11 +16,12 @@ from kvstore.errors import BadValue
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import InventoryRows
-from kvstore.wire.messages.puts import Ingested, Sealed
+from kvstore.wire.messages.puts import ExtentSource, Ingested, Sealed
 from workers import events
 from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
 from workers.disk_pull import DiskPull
+from workers.disk_watch import DiskWatch
 from workers.events import MOVER, AnswerIngest, PullEnded, RefuseIngest, StartPull
 from workers.ingest import Pull
 from workers.metrics import Counts
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     RecordWork = events.WriteFree | events.WriteRemoved
 
 LOG: Final = logging.getLogger(__name__)
+MOVER_THREADS: Final = 2
 
 
 class Service:
@@ -61,6 +63,7 @@ class Service:
         line: ReportLine,
         engine: EngineDesk | None = None,
         staging: Staging | None = None,
+        mover_threads: int = MOVER_THREADS,
     ) -> None:
         """Serve nothing yet: `control` must be set before the first event."""
         self.state = state
@@ -69,7 +72,7 @@ class Service:
         self.line = line
         self.buffers = ClientBuffers()
         self.pulls = RunningPulls()
-        self.mover = Mover(self)
+        self.mover = Mover(self, mover_threads)
         self.counts = Counts()
         self.control: ControlLink | None = None
         self.staging: Final = staging
@@ -81,6 +84,8 @@ class Service:
         self._checks = ThreadPoolExecutor(1, "worker-checks")
         self._disk_records = ThreadPoolExecutor(1, "worker-disk-records")
         """For records that are written durably: a disk may take seconds for that (I27)."""
+        disks = [each for each in self.segments.values() if isinstance(each, NvmeSegment)]
+        self.disks = DiskWatch(disks, self._disk_records, self.dispatch)
 
     @property
     def tables(self) -> Mapping[str, SegmentTable]:
@@ -88,15 +93,12 @@ class Service:
         return self.state.holdings.segments
 
     @property
-    def memory_segments(self) -> list[MemorySegment]:
-        """Those that can be mapped."""
-        return [each for each in self.segments.values() if not isinstance(each, NvmeSegment)]
-
-    @property
     def shared_segments(self) -> list[MemorySegment]:
         """What clients of this host map."""
-        staging = [] if self.staging is None else [self.staging.segment]
-        return [*self.memory_segments, *staging]
+        found: list[MemorySegment] = [
+            each for each in self.segments.values() if not isinstance(each, NvmeSegment)
+        ]
+        return found if self.staging is None else [*found, self.staging.segment]
 
     def carry_out(self, start: StartPull, source: Source) -> PullEnded:
         """Run a pull in this thread, for any to end."""
@@ -110,6 +112,9 @@ class Service:
         outcomes = pull.run()
         self.pulls.end(start.pull)
         self.counts.note_pull(outcomes, start.message.part_bytes)
+        if isinstance(start.message.source, ExtentSource):
+            origin = self.segments[start.message.source.segment]
+            self.counts.note_move(origin.tier, segment.tier, outcomes)
         return PullEnded(start.pull, outcomes, pull.stored_max)
 
     def dispatch(self, event: Event, session: DataSession | None = None) -> None:

@@ -94,6 +94,8 @@ class WorkerState:
                 return self.pulls.forget_session(events.MOVER) + self.pulls.resume()
             case events.SessionClosed(session):
                 return self.pulls.forget_session(session)
+            case events.MediumChanged(segment, state, reason):
+                return self.membership.medium_changed(segment, (state, reason), now)
             case events.Tick():
                 return self._tick()
             case _:

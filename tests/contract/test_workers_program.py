@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.announcement import Announcement, read_announcement
 from kvstore.exit_codes import ExitCode
-from kvstore.wire.messages.membership import RegisterWorker
+from kvstore.wire.messages.membership import RegisterWorker, SegmentOffer
 from tests.contract.worker_rig import Leader
 from tests.unit.worker_segments import memory_folder
 
@@ -58,9 +58,9 @@ def command(folder: Path, leader: Leader, **options: str) -> list[str]:
 
 
 @contextmanager
-def started(folder: Path, leader: Leader) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, leader: Leader, **options: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker that serves."""
-    process = subprocess.Popen(command(folder, leader), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(folder, leader, **options), stderr=subprocess.DEVNULL)
     try:
         leader.await_served()
         yield process
@@ -113,6 +113,29 @@ def test_a_worker_serves_and_ends_cleanly(
     assert (folder / "kvharbor-testing-w-dram0").exists()  # its pages hit after a restart
 
 
+def test_a_disk_is_lent_below_the_memory_and_found_again(
+    folder: Path, leader: Leader, tmp_path: Path
+) -> None:
+    lives: list[SegmentOffer] = []
+    for _ in range(2):
+        with started(folder, leader, nvme=f"{tmp_path}:4MiB", staging="1MiB") as process:
+            memory, disk = leader.expect(RegisterWorker).segments
+            assert (memory.tier, disk.tier) == ("dram", "nvme")
+            assert disk.geometry.payload_bytes == 4 << 20
+            lives.append(disk)
+            admin = announced(folder, process).admin
+            metrics = get(f"http://{admin}/metrics")[1]
+            assert 'kvharbor_worker_disk_state{segment="w-nvme-' in metrics
+            assert "kvharbor_worker_staging_capacity_bytes 1.048576e+06" in metrics
+            look = json.loads(get(f"http://{admin}/status")[1])["segments"][1]["disk"]
+            assert (look["service"], look["reason"]) == ("serving", "")
+            process.terminate()
+            assert process.wait(TIMEOUT_S) == ExitCode.OK
+    first, second = lives
+    assert (second.segment, second.incarnation) == (first.segment, first.incarnation + 1)
+    assert [each.name for each in tmp_path.iterdir()] == [f"kvharbor-testing-{first.segment}"]
+
+
 def test_after_a_kill_the_next_start_replaces_what_was_left(folder: Path, leader: Leader) -> None:
     with started(folder, leader) as process:
         announced(folder, process)
@@ -159,6 +182,10 @@ def test_a_wrong_secret_ends_the_start(folder: Path) -> None:
         ("listen", "192.0.2.1:7710", "can be reached from other hosts"),
         ("transports", "shm", "option --transports"),
         ("segment_dir", "/nowhere", "/nowhere: cannot hold a segment"),
+        ("nvme", "/nowhere:4MiB", "/nowhere: cannot hold a segment"),
+        ("nvme", "/proc:4MiB", "/proc: cannot hold a segment"),
+        ("nvme", "somewhere", "option --nvme: got 'somewhere', want a folder and a size"),
+        ("nvme_codec", "gzip", "option --nvme-codec: got 'gzip', want one of auto, none"),
     ],
 )
 def test_a_bad_option_ends_the_start(

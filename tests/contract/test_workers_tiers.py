@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from kvstore.wire.messages.membership import (
     FreeExtents,
     OfferInventory,
     RegisterWorker,
+    ReportSegment,
     RetireExtents,
 )
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, Sealed
@@ -234,6 +236,9 @@ def test_a_disk_that_fails_takes_its_pages_and_nothing_else() -> None:
         with rig.client() as client:
             assert read(client, pages, 6, rig.nvme)[0] == lost
             assert rig.nvme.service is ServiceState.FAILED
+            told = rig.leader.expect(ReportSegment)
+            assert (told.segment, told.state) == (rig.nvme.id, "failed")
+            assert os.strerror(errno.EIO) in told.reason
             assert ordered(CheckExtents, rig).outcomes == lost
             assert ordered(FreeExtents, rig).outcomes == lost
             up = at(pages, UP)
@@ -256,6 +261,7 @@ def test_a_disk_that_takes_no_writes_still_serves() -> None:
             refused = client.call(again.ingest(rig.nvme, 8))
             assert refused == Ingested(bytes((Outcome.TRANSPORT,)), PAGE)
             assert rig.nvme.service is ServiceState.READ_ONLY
+            assert rig.leader.expect(ReportSegment).state == "read_only"
             assert read(client, pages, 6, rig.nvme)[1] == pages.source
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from kvstore.config import (
     ClusterConfig,
+    DiskSpace,
     Seconds,
     SizeBytes,
     Sources,
     Table,
     parse_any_address,
+    parse_disk_space,
     parse_endpoint,
     parse_size,
     read_file,
@@ -141,6 +143,26 @@ def test_sizes(text: object, size_bytes: int) -> None:
 def test_bad_sizes(text: object) -> None:
     with pytest.raises(ValueError, match=r"a size|whole number of bytes"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [("/mnt/a:1GiB", "/mnt/a"), ("/mnt/a:b:1GiB", "/mnt/a:b"), ("a:1GiB", "a"),
+     ({"path": "/mnt/a", "size": "1GiB"}, "/mnt/a"),
+     ({"path": "/mnt/a", "size": 1 << 30}, "/mnt/a")],
+)  # fmt: skip
+def test_room_in_a_folder(written: object, path: str) -> None:
+    assert parse_disk_space(written) == DiskSpace(Path(path), SizeBytes(1 << 30))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "/mnt/a", "/mnt/a:", ":1GiB", "/mnt/a:much", 7, None, [], {"path": "/a"},
+     {"path": "/a", "size": 1, "codec": "lz4"}, {"path": 7, "size": 1}],
+)  # fmt: skip
+def test_bad_room_in_a_folder(written: object) -> None:
+    with pytest.raises(ValueError, match="a folder and a size, path:size"):
+        parse_disk_space(written)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7700", "[::1]:0", "a-host.example:65535"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import limits
+from kvstore.codec import Codec
 from kvstore.config import Sources, Table
 from kvstore.errors import ConfigError
 from kvstore.rpc.address import TcpAddress
@@ -14,6 +15,7 @@ from kvstore.segment import check_geometry
 from workers.config import WorkerConfig
 
 GIB = 1024 * limits.MIB
+CHUNK = limits.CHUNK_BYTES
 
 
 def read(**keys: object) -> WorkerConfig:
@@ -54,15 +56,33 @@ def test_memory_is_rounded_down_to_whole_chunks() -> None:
     assert config.geometry() == check_geometry(953 * limits.MIB, limits.MIB)
 
 
+def test_each_disk_has_a_segment_of_its_own_wherever_it_stands_in_the_list() -> None:
+    one = read(id="w7", nvme=[{"path": "/mnt/a", "size": "1GiB"}, "/mnt/b:100GB"])
+    other = read(id="w7", nvme="/mnt/b:100GB,/mnt/a:1GiB")
+    names = [one.disk_segment_id(disk) for disk in one.nvme]
+    assert names == [other.disk_segment_id(disk) for disk in reversed(other.nvme)]
+    assert len(set(names)) == 2
+    assert all(name.startswith("w7-nvme-") and len(name) <= 64 for name in names)
+    assert one.rounded(one.nvme[1].size) == check_geometry(100 * 10**9 // CHUNK * CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [("auto", None), ("none", Codec.NONE), ("zstd-planes", Codec.ZSTD_PLANES)],
+)
+def test_codecs_have_names(name: str, codec: Codec | None) -> None:
+    assert read(nvme_codec=name).codec() == codec
+
+
 BAD: dict[str, tuple[dict[str, object], str]] = {
     "an unknown key": ({"drma": "1GiB"}, "did you mean dram?"),
     "less than a chunk": ({"dram": "1MiB"}, "at least one chunk"),
     "a chunk that is no power of two": ({"chunk": "3MiB"}, "a power of two"),
     "a chunk beyond the limit": ({"chunk": "128MiB"}, "at most"),
     "no size": ({"dram": "much"}, "a size such as"),
-    "a name with a slash": ({"id": "../w"}, "at most 63"),
+    "a name with a slash": ({"id": "../w"}, "at most 50"),
     "an empty name": ({"id": ""}, "text"),
-    "a name that is too long": ({"id": "w" * 64}, "at most 63"),
+    "a name that is too long": ({"id": "w" * 51}, "at most 50"),
     "no master": ({"master": []}, "at least one address"),
     "a master without a port": ({"master": "somewhere"}, "host:port, or unix:/path"),
     "a socket that is too far down": ({"data_dir": "/d" * 54}, "unix: got '/d/d/d"),
@@ -70,6 +90,17 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "no stream": ({"transports": ["shm"]}, "tcp and any of"),
     "all interfaces unadvertised": ({"listen": "0.0.0.0:7710"}, "all interfaces"),
     "no flag": ({"huge_pages": "perhaps"}, "true or false"),
+    "a disk without a size": ({"nvme": ["/mnt/a"]}, "a folder and a size, path:size"),
+    "a disk of no size": ({"nvme": [{"path": "/mnt/a", "size": 0}]}, "at least 1"),
+    "a disk without a path": ({"nvme": ":1GiB"}, "a path"),
+    "a disk with more": ({"nvme": [{"path": "/a", "size": 1, "codec": "lz4"}]}, "path:size"),
+    "a disk of less than a chunk": ({"nvme": "/mnt/a:1MiB"}, "at least one chunk"),
+    "a folder twice": ({"nvme": "/mnt/a:1GiB,/mnt/a:2GiB"}, "each folder once"),
+    "a folder twice by two ways": ({"nvme": "/mnt/a:1GiB,/mnt/./a:2GiB"}, "each folder once"),
+    "too many disks": ({"nvme": [f"/mnt/{i}:1GiB" for i in range(65)]}, "at most 64"),
+    "an unknown codec": ({"nvme_codec": "gzip"}, "one of auto, none, lz4, zstd, lz4-planes"),
+    "no room to stage": ({"nvme": "/mnt/a:1GiB", "staging": "1MiB"}, "staging: got 1048576"),
+    "no mover": ({"mover_threads": 0}, "at least 1"),
 }
 
 

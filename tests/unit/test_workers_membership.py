@@ -18,6 +18,7 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
     RegisterWorker,
+    ReportSegment,
     SegmentOffer,
     WorkerAccepted,
 )
@@ -28,6 +29,7 @@ from tests.unit.worker_scripts import (
     GEOMETRY,
     INCARNATION,
     LOST_AFTER_S,
+    NVME,
     PAGE,
     SEGMENT,
     Script,
@@ -36,6 +38,7 @@ from tests.unit.worker_scripts import (
     kinds,
     one,
     packed,
+    registration_reply,
 )
 from workers import events
 
@@ -250,3 +253,52 @@ def test_a_request_of_another_epoch_is_refused(epoch: int) -> None:
     script = Script().serve()
     assert one(script.ask(ingest((0,), 5, epoch=epoch))[1], events.AnswerIngest).outcomes == FENCED
     assert script.state.epoch == EPOCH  # a client cannot raise it
+
+
+def reports(actions: list[events.Action]) -> list[ReportSegment]:
+    calls = [each.message for each in actions if isinstance(each, events.CallMaster)]
+    return [call for call in calls if isinstance(call, ReportSegment)]
+
+
+def test_a_medium_that_does_less_is_told_at_once() -> None:
+    script = Script(nvme=True).serve()
+    call = one(script.feed(events.MediumChanged(NVME, "read_only", "EROFS")), events.CallMaster)
+    assert call.message == ReportSegment(NVME, INCARNATION, "read_only", "EROFS")
+    assert script.feed(events.MasterAnswered(call.call, Done())) == []
+    worse = script.feed(events.MediumChanged(NVME, "failed", "EIO"))
+    assert reports(worse) == [ReportSegment(NVME, INCARNATION, "failed", "EIO")]
+
+
+@pytest.mark.parametrize("serves_first", [True, False])
+def test_a_medium_is_told_of_once_its_inventory_has_ended(serves_first: bool) -> None:
+    script = Script(nvme=True)
+    if serves_first:
+        script.serve()
+        script.feed(events.LinkClosed())
+    assert script.feed(events.MediumChanged(NVME, "failed", "EIO")) == []
+    told: list[ReportSegment] = []
+    ended: set[str] = set()
+    actions = script.feed(events.LinkOpened())
+    while calls := [each for each in actions if isinstance(each, events.CallMaster)]:
+        actions = []
+        for call in calls:
+            reply = registration_reply(call.message, EPOCH)
+            if isinstance(call.message, InventoryEnd):
+                ended.add(call.message.segment)
+            if isinstance(call.message, ReportSegment):
+                assert NVME in ended
+                told.append(call.message)
+                reply = Done()
+            actions += script.feed(events.MasterAnswered(call.call, reply))
+    assert told == [ReportSegment(NVME, INCARNATION, "failed", "EIO")]
+    assert script.state.is_serving
+
+
+@pytest.mark.parametrize("reply", [Failure("unavailable", "given up"), None])
+def test_a_report_that_is_refused_is_let_be_and_one_without_an_answer_ends_the_link(
+    reply: Failure | None,
+) -> None:
+    script = Script(nvme=True).serve()
+    call = one(script.feed(events.MediumChanged(NVME, "failed", "EIO")), events.CallMaster)
+    actions = script.feed(events.MasterAnswered(call.call, reply))
+    assert kinds(actions) == ([] if reply else ["CloseLink"])

@@ -132,7 +132,7 @@ class GuardedFile:
         with self._mutex:
             if _WORSE[service] <= _WORSE[self.service]:
                 return
-            self.service, self.reason = service, reason
+            self.reason, self.service = reason, service  # whoever sees the one finds the other
         LOG.error("%s: %s from now on: %s", self._name, service, reason)
 
     def check_name(self) -> None:

@@ -1,0 +1,83 @@
+"""Each change of what a disk does is told once, and a look that lasts is not asked for again."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fake_disk import FakeDisk
+from tests.unit import nvme_parts
+from workers.disk_watch import DiskWatch
+from workers.events import MediumChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Later(Executor):
+    """Runs what it was given when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[..., Any]]] = []
+
+    def submit(  # type: ignore[override]  # as it is called here
+        self, fn: Callable[[], None]
+    ) -> Future[None]:
+        """Keep a job."""
+        future: Future[None] = Future()
+        self.jobs.append((future, fn))
+        return future
+
+    def run(self) -> None:
+        """Carry out what was kept."""
+        for future, job in self.jobs:
+            future.set_result(job())
+        self.jobs.clear()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "state"),
+    [
+        (lambda disk: setattr(disk, "read_error", errno.EIO), "failed"),
+        (lambda disk: setattr(disk, "write_error", errno.EROFS), "read_only"),
+        (lambda disk: disk.vanish(nvme_parts.PATH.parent), "read_only"),
+    ],
+)
+def test_each_change_is_told_once(spoil: Callable[[FakeDisk], None], state: str) -> None:
+    disk, executor, told = FakeDisk(), Later(), list[MediumChanged]()
+    segment, _ = nvme_parts.opened(disk)
+    watch = DiskWatch([segment], executor, told.append)
+    watch.look_soon()
+    executor.run()
+    assert told == []
+    spoil(disk)
+    segment.write(nvme_parts.parts_at(0))
+    nvme_parts.read_back(segment, nvme_parts.parts_at(0))
+    for _ in range(2):
+        watch.look_soon()
+        executor.run()
+    assert [(each.segment, each.state) for each in told] == [(segment.id, state)]
+    assert told[0].reason
+    segment.close()
+
+
+def test_a_look_that_lasts_is_not_asked_for_again() -> None:
+    executor = Later()
+    segment, _ = nvme_parts.opened(FakeDisk())
+    watch = DiskWatch([segment], executor, lambda _: None)
+    for _ in range(3):
+        watch.look_soon()
+    assert len(executor.jobs) == 1
+    executor.run()
+    watch.look_soon()
+    assert len(executor.jobs) == 1
+    segment.close()
+
+
+def test_without_disks_nothing_is_looked_at() -> None:
+    executor = Later()
+    DiskWatch([], executor, lambda _: None).look_soon()
+    assert not executor.jobs
