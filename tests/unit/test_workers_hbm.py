@@ -63,7 +63,7 @@ def tampering(segment: HbmSegment) -> TamperedDevice:
 def read(segment: HbmSegment, pages: Pages) -> tuple[bytes, list[bytes]]:
     """Outcomes, and what came."""
     into = host(b"\xee" * (len(pages.keys) * pages.size))
-    outcomes = segment.read(asked(segment, pages), into)
+    outcomes = segment.read(asked(segment, pages), into, pages.places())
     return outcomes, [bytes(into.view[at : at + pages.size]) for at in pages.places()]
 
 
@@ -155,6 +155,15 @@ def test_places_outside_of_the_source_are_refused(tampered: HbmSegment) -> None:
                 tampered.fill(extents, source, [place], SEEDS)
 
 
+def test_pages_come_out_to_any_places(segment: HbmSegment) -> None:
+    pages = Pages(OFFSETS, size=100)
+    put(segment, pages)
+    into, places = host(b"\xee" * 1000), [900, 0, 300, 120, 700, 500]
+    assert segment.read(asked(segment, pages), into, places) == bytes(6)
+    assert [bytes(into.view[at : at + 100]) for at in places] == pages.payloads
+    assert bytes(into.view[100:120]) == b"\xee" * 20
+
+
 @pytest.mark.parametrize(
     "change",
     [{"part": 1}, {"incarnation": 1}, {"segment": "w-hbm1"}, {"generations": bytes(48)},
@@ -167,7 +176,7 @@ def test_a_page_that_is_not_the_one_asked_for_is_stale(
     put(segment, pages)
     into = host(b"\xee" * len(pages.source))
     other = msgspec.structs.replace(asked(segment, pages), **change)
-    assert segment.read(other, into) == bytes((Outcome.STALE,)) * 6
+    assert segment.read(other, into, pages.places()) == bytes((Outcome.STALE,)) * 6
     assert bytes(into.view) == bytes(len(pages.source))
 
 

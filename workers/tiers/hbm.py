@@ -147,26 +147,29 @@ class HbmSegment:
             places = [offset - base for offset in extents.offsets]
             return checksums(block, places, extents.size_bytes, seeds, self._checks)
 
-    def read(self, asked: ReadExtents, into: Memory) -> bytes:
-        """Copy pages, one after the other, into host memory; one Outcome byte a page.
+    def read(self, asked: ReadExtents, into: Memory, places: Sequence[int]) -> bytes:
+        """Copy pages to their places in host memory; one Outcome byte a page.
 
         OK: the record named exactly this page, before the first byte and after the last (I8, I11);
         the checksum is for the reader to compare. The places of all others are zeroed. BadValue for
         an extent outside of the segment.
         """
         size, outcomes = asked.part_bytes, bytearray(self._sealed(asked))
-        moves: dict[int, list[Move]] = {}
-        for page, offset in enumerate(array("Q", asked.offsets)):
+        by_chunk: dict[int, list[int]] = {}
+        offsets = array("Q", asked.offsets)
+        for page, offset in enumerate(offsets):
             if outcomes[page] == Outcome.OK:
-                chunk, at = divmod(offset, self.geometry.chunk_bytes)
-                moves.setdefault(chunk, []).append(Move(page * size, at, size))
-        for chunk, each in moves.items():
-            code = self._load(chunk, each, into)
-            for move in each:
-                outcomes[move.to // size] = code
+                by_chunk.setdefault(offset // self.geometry.chunk_bytes, []).append(page)
+        for chunk, pages in by_chunk.items():
+            base = chunk * self.geometry.chunk_bytes
+            code = self._load(
+                chunk, [Move(places[i], offsets[i] - base, size) for i in pages], into
+            )
+            for page in pages:
+                outcomes[page] = code
         for page, still in enumerate(self._sealed(asked)):
             outcomes[page] = outcomes[page] or still
-        into.wipe([page * size for page, bad in enumerate(outcomes) if bad], size)
+        into.wipe([place for place, bad in zip(places, outcomes, strict=True) if bad], size)
         return bytes(outcomes)
 
     def release(self, chunks: Iterable[int]) -> None:
