@@ -38,6 +38,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
+    pin_quota: float = limits.PIN_QUOTA
+    """Share of the pool's bytes that one tenant may pin hard."""
     eviction: str = "lrfu"
     eviction_parameters: Numbers = Numbers({})
     """Those of the policy that are not to have their defaults."""
@@ -61,6 +63,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
             most = f"more than 0, less than watermark_high ({self.watermark_high})"
             raise BadValue("watermark_low", self.watermark_low, most)
 
+        if not 0 <= self.pin_quota <= 1:
+            raise BadValue("pin_quota", self.pin_quota, "0 to 1")
         registry.eviction(self.eviction, self.eviction_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
@@ -81,6 +85,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             segment_forget_s=self.segment_forget_s,
             watermark_high=self.watermark_high,
             watermark_low=self.watermark_low,
+            pin_quota=self.pin_quota,
             eviction=self.eviction,
             eviction_parameters=self.eviction_parameters,
             hints=self.hints,

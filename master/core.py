@@ -22,6 +22,7 @@ from master.eviction import EvictionInForce
 from master.lenders import Lenders
 from master.namespaces import Namespaces
 from master.orders import OrderBook
+from master.pins import Pins
 from master.removal import Removals
 from master.tombstones import Tombstones
 from master.tunables import LEARNED
@@ -89,6 +90,7 @@ class Core:
 
         self.ranking = placing.Ranking()
         self.removals = Removals(self.wakeup)
+        self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()
         """Copies that a reader reported and that are being checked."""
         self.pressed: dict[Segment, None] = {}
@@ -115,6 +117,7 @@ class Core:
         """It is `now`: for the whole of one event."""
         if self.started_s == NOT_STARTED:
             self.started_s = now
+            self.pins.start(now)
         assert now >= self.now, (now, self.now)  # I26: the monotonic clock of the shell
         self.now = now
 

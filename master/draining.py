@@ -5,6 +5,7 @@ Without it a pool that was filled with pages of one size would never take anothe
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentState
@@ -57,7 +58,8 @@ def _heat(core: Core, chunks: list[Chunk]) -> float:
             if slot >= 0:
                 run = core.tree(chunk.namespaces[slot]).get(chunk.key(slot))
                 assert run is not None, (chunk.start, slot)
-                scores.append(core.eviction.score(run, core.now))
+                pinned = core.pins.kept_if_possible(run)
+                scores.append(inf if pinned else core.eviction.score(run, core.now))
     return max(scores)
 
 

@@ -41,12 +41,13 @@ def check_invariants(core: Core) -> None:
             raise InvariantBroken(f"I7: {segment.orders_in_flight} orders in flight")
     for known in core.namespaces:
         known.tree.check()
-        _check_expiry(known.tree)
+        _check_expiry(core, known.tree)
     sealed = _check_copies(core)
     reserved = _check_plans(core)
     _check_extents(core, sealed, reserved)
     _check_orders(core)
     _check_owners(core)
+    core.pins.check()
 
 
 def _check_held(segment: Segment) -> None:
@@ -61,10 +62,11 @@ def _check_held(segment: Segment) -> None:
             raise InvariantBroken(f"I17: {offset} of {segment.id} is held and not quarantined")
 
 
-def _check_expiry(tree: Tree) -> None:
+def _check_expiry(core: Core, tree: Tree) -> None:
     """Every run has its time, or something that must end before (I18)."""
     for run in tree.all_runs():
         waits = run.plans or tree.has_children(run) or run.expires_s == inf
+        waits = waits or core.pins.is_hard(run)
         if run.bucket == NOWHERE and not waits:
             raise InvariantBroken(f"I18: a run of {len(run)} pages never expires")
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     """Answer Located: the longest run of leading pages with every part readable (I15, I16)."""
-    known = _known(core, caller, message.namespace, message.keys)
+    known = asked_namespace(core, caller, message.namespace, message.keys)
     found = known.tree.leading(message.keys, core.version)
     if found:  # so that only matched pages are leased, and count as used
         found[-1] = known.tree.cut_at_end(found[-1])
@@ -50,7 +50,7 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
 
 def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     """Answer Located: each of these pages that is readable; leases cover whole runs."""
-    known = _known(core, caller, message.namespace, message.keys)
+    known = asked_namespace(core, caller, message.namespace, message.keys)
     hints = hinting.given(message.hints)
     stretches = known.tree.stretches(message.keys)
     found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
@@ -59,19 +59,23 @@ def lookup(core: Core, caller: Caller, message: Lookup) -> None:
 
 def probe(core: Core, caller: Caller, message: Probe) -> None:
     """Answer Probed; takes no lease and touches nothing."""
-    known = _known(core, caller, message.namespace, message.keys)
-    tree, version = known.tree, core.version
-    present = bytearray(len(message.keys) // KEY_BYTES)
-    for stretch in tree.stretches(message.keys):
-        mask = stretch.run.readable(tree.parts, version)
+    known = asked_namespace(core, caller, message.namespace, message.keys)
+    core.reply(caller, Probed(bytes(readable_pages(core, known.tree, message.keys))))
+
+
+def readable_pages(core: Core, tree: Tree, keys: bytes) -> bytearray:
+    """One byte a page: 1 where every part is readable."""
+    present = bytearray(len(keys) // KEY_BYTES)
+    for stretch in tree.stretches(keys):
+        mask = stretch.run.readable(tree.parts, core.version)
         page, first, count = stretch.page, stretch.first, stretch.count
         present[first : first + count] = mask[page : page + count]
-    core.reply(caller, Probed(bytes(present)))
+    return present
 
 
 def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
     """Lease pages again that still have these generations; a fresh lease, wherever they are."""
-    known = _known(core, caller, message.namespace, message.keys)
+    known = asked_namespace(core, caller, message.namespace, message.keys)
     pages = len(message.keys) // KEY_BYTES
     if len(message.generations) != pages * WORD:
         raise BadValue("generations", len(message.generations), f"{pages} packed words")
@@ -86,7 +90,8 @@ def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
     core.reply(caller, LeaseRenewed(core.tunables.lease_ttl_s, bytes(renewed)))
 
 
-def _known(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNamespace:
+def asked_namespace(core: Core, caller: Caller, namespace: bytes, keys: bytes) -> KnownNamespace:
+    """The caller's namespace; CallerError unless it may ask about that many pages of it."""
     known = core.namespaces.get(namespace)
     caller.session.must_own(known.namespace.content)
     if len(keys) % KEY_BYTES:

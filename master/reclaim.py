@@ -32,7 +32,8 @@ def expire_runs(core: Core) -> None:
     """Drop runs whose time is up, children before parents.
 
     A run with children or open plans is left out of the wheel: it comes back when it loses the
-    last of them, so that its effective expiry is the maximum over its subtree.
+    last of them, so that its effective expiry is the maximum over its subtree. So do pages that
+    are pinned hard, when the pin ends.
     """
     for run in core.expiry.take_due(core.now, EXPIRED_PER_TICK):
         if not run.keys:
@@ -45,8 +46,10 @@ def expire_runs(core: Core) -> None:
         elif run.leased_until_s > core.now:
             core.expiry.place(run, run.leased_until_s)
         else:
-            core.counters["pages_expired"] += len(run)
-            retire_pages(core, tree, run, 0, len(run))
+            kept = core.pins.kept(run)
+            if kept < len(run):
+                core.counters["pages_expired"] += len(run) - kept
+                retire_pages(core, tree, run, kept, len(run) - kept)
 
 
 def next_reclaim_s(core: Core) -> float:

@@ -16,6 +16,7 @@ from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.reads import Remove, Removed
+from master import pinning
 from master.orders import OrderKind
 from master.packed import NOT_THERE, WORD, index_of, split_keys, words
 from master.puts import fail_pages, prune
@@ -127,6 +128,7 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     rows_a_page = known.tree.parts + len(_unknown_holders(core))
     if not core.tombstones.has_room(pages * rows_a_page):
         raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")
+    pinning.override(core, known, message.keys)
     removal = Removal(caller, known.ordinal, message.keys, bytearray(pages), followers=[])
     timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     core.removals.deadlines.place(removal, core.now + timeout_s)

@@ -19,6 +19,7 @@ from kvstore.wire.messages.membership import (
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.operator import GetPolicy, SetPolicy
+from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
     GetStatus,
@@ -37,6 +38,8 @@ from master import (
     lenders,
     membership,
     namespaces,
+    pinning,
+    pins,
     puts,
     reads,
     reclaim,
@@ -90,6 +93,9 @@ def _handlers() -> dict[type[Message], Handler]:
     on(ReportSuspect, suspects.report_suspect)
     on(Remove, removal.remove)
     on(GetStatus, status.get_status)
+    on(PinPages, pinning.pin_pages)
+    on(UnpinPages, pinning.unpin_pages)
+    on(ListPins, pinning.list_pins)
     on(GetPolicy, eviction.get_policy)
     on(SetPolicy, eviction.set_policy)
     on(RegisterWorker, membership.register_worker)
@@ -116,13 +122,15 @@ class MasterState:
         """
         self.core = Core(tunables, epoch)
         self.ring = EventRing()
-        for key, value in restored:
+        for key, value in sorted(restored):  # namespaces before the pins in them
             if key.startswith(namespaces.PREFIX):
                 namespaces.restore(self.core, key, value)
             elif key.startswith(tombstones.PREFIX):
                 self.core.tombstones.restore(key, value)
             elif key.startswith(lenders.PREFIX):
                 self.core.lenders.restore(key, value)
+            elif key.startswith(pins.PREFIX):
+                self.core.pins.restore(self.core.namespaces, key, value)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Change the state by one event; what is to be done about it, in order.
@@ -209,6 +217,7 @@ class MasterState:
         core.orders.queue_due(core.now)
         core.run_jobs(STEPS_PER_TICK)
         incomplete.drop_incomplete(core)
+        pinning.end_pins(core)
         reclaim.expire_runs(core)
         reclaim.make_room(core)
         core.wakeup.at_s = self._next_deadline_s()
@@ -222,6 +231,7 @@ class MasterState:
             core.removals.deadlines.next_s(),
             core.incomplete.next_s(),
             core.expiry.next_s(),
+            core.pins.deadlines.next_s(),
             reclaim.next_reclaim_s(core),
             membership.next_loss_s(core),
         )

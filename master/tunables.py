@@ -30,6 +30,7 @@ class Tunables(msgspec.Struct, frozen=True):
     put_bytes_per_s_min: int = limits.PUT_BYTES_PER_S_MIN
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
+    pin_quota: float = limits.PIN_QUOTA
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
     eviction_parameters: Mapping[str, object] = {}

@@ -59,8 +59,9 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
     """The runs of lowest score at the ends of some samples, lowest first; none when none may go.
 
     Pages that lie in slower tiers only come last: their end would help the segment only later.
+    Soft-pinned ones come when there is nothing else.
     """
-    found: dict[Run, tuple[bool, float]] = {}
+    found: dict[Run, tuple[bool, bool, float]] = {}
     for _ in range(SAMPLES):
         number = core.sample() >> 16
         chunk = chunks[number % len(chunks)]
@@ -70,10 +71,17 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
             if slot < 0:
                 continue
         run = _end(core, segment, chunk, slot)
-        if run is not None:
+        if run is not None and _may_help(core, segment, run):
+            is_last = core.pins.is_soft(run) and not _covered_tail(run, segment)
             lies_below = all(copy.segment.rank > segment.rank for copy in run.copies)
-            found[run] = lies_below, _score(core, run)
-    return sorted(found, key=found.__getitem__)[:KEPT]
+            found[run] = is_last, lies_below, _score(core, run)
+    best = sorted(found, key=found.__getitem__)[:KEPT]
+    return [run for run in best if found[run][0] == found[best[0]][0]]
+
+
+def _may_help(core: Core, segment: Segment, run: Run) -> bool:
+    """Whether the last page of `run` may leave the segment, or the pool."""
+    return not core.pins.is_hard(run) or bool(_covered_tail(run, segment))
 
 
 def _score(core: Core, run: Run) -> float:
@@ -131,7 +139,7 @@ def _is_idle(core: Core, tree: Tree, run: Run) -> bool:
 
 def may_go(core: Core, tree: Tree, run: Run) -> bool:
     """Whether the last pages of `run` may leave the pool now."""
-    return _is_idle(core, tree, run) and not tree.has_children(run)
+    return _is_idle(core, tree, run) and not tree.has_children(run) and not core.pins.is_hard(run)
 
 
 def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
@@ -147,7 +155,8 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
         return _evict_copies(core, segment, run, covered[-pages:])
     if core.tree(run.namespace).has_children(run):
         return 0
-    return evict_pages(core, run, max(0, (covered.stop or len(run)) - pages))
+    first = max(0, (covered.stop or len(run)) - pages)
+    return evict_pages(core, run, max(first, core.pins.kept_if_possible(run)))
 
 
 def _evict_copies(core: Core, segment: Segment, run: Run, pages: range) -> int:
@@ -165,7 +174,13 @@ def evict_copy(core: Core, segment: Segment, run: Run, page: int) -> bool:
 
 
 def evict_pages(core: Core, run: Run, first: int) -> int:
-    """Let go of every page of a leaf run from `first` on; the bytes that will be free."""
+    """Let go of every page of a leaf run from `first` on; the bytes that will be free.
+
+    Pages up to the last one that is pinned hard stay.
+    """
+    first = max(first, core.pins.kept(run))
+    if first == len(run):
+        return 0
     core.counters["pages_evicted"] += len(run) - first
     core.eviction.evicted(run, run.keys[first * KEY_BYTES :], core.now)
     return retire_pages(core, core.tree(run.namespace), run, first, len(run) - first)

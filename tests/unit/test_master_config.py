@@ -27,13 +27,14 @@ def test_what_is_set_reaches_the_core() -> None:
     told = read(
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
-        hints="learned", eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
+        hints="learned", pin_quota=0.5, eviction="ttl-lfu",
+        eviction_parameters={"ttl_s": 60},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
         watermark_high=0.8, watermark_low=0.5, hints="learned",
-        eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
+        pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
     )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("page_ttl_s", -1, "a positive number of seconds, or inf"),
         ("page_age_max_s", float("nan"), "a number of seconds, or inf"),
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
+        ("pin_quota", 1.5, "0 to 1"),
         ("eviction", "random", "one of lrfu, lru, rent, s3-fifo, ttl-lfu"),
         ("eviction_parameters", 5, "a table of numbers, or name=number,name=number"),
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),

@@ -10,6 +10,7 @@ from kvstore.wire.messages import (
     membership,
     namespaces,
     operator,
+    pins,
     puts,
     reads,
     transfers,
@@ -17,7 +18,7 @@ from kvstore.wire.messages import (
 from kvstore.wire.messages.base import Message, tag_of
 
 CONVERSATIONS: Final = (
-    hello, namespaces, puts, reads, operator, membership, transfers, engine,
+    hello, namespaces, puts, reads, pins, operator, membership, transfers, engine,
 )  # fmt: skip
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()

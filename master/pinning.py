@@ -1,0 +1,167 @@
+"""Pinning pages, taking pins back, listing them, and what their end sets free.
+
+What pins hold back is asked where it happens: eviction (victims, draining) and expiry (reclaim).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import AccessDenied, BadValue, OutOfSpace
+from kvstore.require import require_text, require_ttl
+from kvstore.segment import size_class_of
+from kvstore.wire.messages.pins import (
+    ListPins,
+    PagesPinned,
+    PagesUnpinned,
+    PinList,
+    PinPages,
+    PinRow,
+    UnpinPages,
+)
+from master.packed import split_keys
+from master.pins import Pin, name_of, value_of
+from master.reads import asked_namespace, readable_pages
+from master.sessions import OPERATOR, WORKER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from master.core import Core
+    from master.namespaces import KnownNamespace
+    from master.run import Run
+    from master.sessions import Caller
+
+ENDED_PER_TICK: Final = 4
+"""Pins, of up to BATCH_PAGES_MAX pages each."""
+
+
+def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
+    """Answer PagesPinned once the pin is durable."""
+    known = asked_namespace(core, caller, message.namespace, message.keys)
+    _check_owner(message.owner)
+    require_ttl("ttl_s", message.ttl_s)
+    pinned = readable_pages(core, known.tree, message.keys)
+    pages = {
+        key: _extent_bytes(known, known.tree.get(key))
+        for key, there in zip(split_keys(message.keys), pinned, strict=True)
+        if there
+    }
+    answer = PagesPinned(bytes(pinned))
+    if not pages:
+        core.reply(caller, answer)
+        return
+    _check_room(core, known, message, pages)
+    changed = core.pins.lift(known, pages, message.owner)
+    until_s = core.now + message.ttl_s
+    number = core.pins.new_number()
+    pin = Pin(number, known, message.owner, message.hard, message.ttl_s, until_s, pages)
+    core.pins.add(pin)
+    core.pins.deadlines.place(pin, until_s)
+    _let_expire(core, known, pages)
+    _write(core, [*changed, pin], lambda: core.reply(caller, answer))
+
+
+def unpin_pages(core: Core, caller: Caller, message: UnpinPages) -> None:
+    """Answer PagesUnpinned once that is durable."""
+    known = asked_namespace(core, caller, message.namespace, message.keys)
+    _check_owner(message.owner)
+    keys = split_keys(message.keys)
+    if not keys:
+        keys = [key for pin in core.pins.of_owner(known, message.owner) for key in pin.pages]
+    before = core.pins.pages
+    changed = core.pins.lift(known, keys, message.owner)
+    _let_expire(core, known, keys)
+    answer = PagesUnpinned(before - core.pins.pages)
+    _write(core, changed, lambda: core.reply(caller, answer))
+
+
+def list_pins(core: Core, caller: Caller, _message: ListPins) -> None:
+    """Answer PinList."""
+    session = caller.session
+    if session.role == WORKER:
+        raise AccessDenied(f"role {session.role}: this is for engines and operators")
+    rows = [
+        PinRow(
+            pin.known.namespace.id,
+            pin.known.namespace.content.tenant,
+            pin.known.namespace.content.model,
+            pin.owner,
+            pin.hard,
+            pin.until_s - core.now,
+            len(pin.pages),
+            pin.size_bytes,
+        )
+        for pin in core.pins.all()
+        if session.role == OPERATOR or session.tenant == pin.known.namespace.content.tenant
+    ]
+    core.reply(caller, PinList(tuple(rows)))
+
+
+def end_pins(core: Core) -> None:
+    """Let the pins go whose deadline has come."""
+    for pin in core.pins.deadlines.take_due(core.now, ENDED_PER_TICK):
+        keys = list(pin.pages)
+        core.pins.lift(pin.known, keys, pin.owner)
+        _let_expire(core, pin.known, keys)
+        _write(core, [pin])
+
+
+def override(core: Core, known: KnownNamespace, keys: bytes) -> None:
+    """A removal of these pages ends everybody's pins of them."""
+    _write(core, core.pins.lift(known, split_keys(keys), None))
+
+
+def _check_owner(owner: str) -> None:
+    require_text("owner", owner)
+    if not owner.isprintable() or not owner.strip():
+        raise BadValue("owner", owner, f"a name of 1 to {limits.NAME_BYTES_MAX} bytes")
+
+
+def _extent_bytes(known: KnownNamespace, run: Run | None) -> int:
+    """What one replica of a readable page takes."""
+    assert run is not None, known.ordinal
+    parts = known.namespace.parts
+    sizes = [part.size_bytes for part in parts] or [run.copies[0].part_bytes]
+    return sum(map(size_class_of, sizes))
+
+
+def _check_room(
+    core: Core, known: KnownNamespace, message: PinPages, pages: dict[bytes, int]
+) -> None:
+    """OutOfSpace, naming the bound that this pin would pass."""
+    pins, tenant = core.pins, known.namespace.content.tenant
+    before = [pins.of_page(known, key, message.owner) for key in pages]
+    if len(pins) >= limits.PINS_MAX:
+        raise OutOfSpace(f"{limits.PINS_MAX} pins are held: take some back")
+    if pins.pages + before.count(None) > limits.PINNED_PAGES_MAX:
+        raise OutOfSpace(f"{pins.pages} of {limits.PINNED_PAGES_MAX} pages are pinned")
+    if message.hard:
+        hard = zip(before, pages.values(), strict=True)
+        wanted = sum(size for pin, size in hard if pin is None or not pin.hard)
+        pool = sum(s.geometry.payload_bytes for s in core.segments.values() if s.readable)
+        most = int(core.tunables.pin_quota * pool)
+        held = pins.hard_bytes[tenant]
+        if held + wanted > most:
+            raise OutOfSpace(
+                f"pin_quota: tenant {tenant} has pinned {held} bytes hard and wants {wanted} more, "
+                f"may pin {most}"
+            )
+
+
+def _let_expire(core: Core, known: KnownNamespace, keys: Iterable[bytes]) -> None:
+    """These pages may have been waiting for a pin's end; sooner than its time no run expires."""
+    for stretch in known.tree.stretches(b"".join(keys)):
+        run = stretch.run
+        core.expiry.place(run, max(core.now, run.expires_s))
+
+
+def _write(core: Core, changed: list[Pin], then: Callable[[], None] | None = None) -> None:
+    """Make what is left of these pins durable, then go on."""
+    puts = tuple((name_of(pin), value_of(pin)) for pin in changed if pin.pages)
+    deletes = tuple(name_of(pin) for pin in changed if not pin.pages)
+    if puts or deletes:
+        core.persist(puts, deletes, then)
+    elif then is not None:
+        then()

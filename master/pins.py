@@ -1,0 +1,214 @@
+"""The book of pins: whose pages stay in the pool until when, by number, page and tenant.
+
+Owns the keys `pins/<number>`. Must not know trees, requests or what a pin holds back. A pin is kept
+by its pages' keys and not with the runs that hold them: so it outlives the split of a run, the loss
+and return of a worker, and a master, after which its time begins anew. Every owner's pin of a page
+counts for itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import ConfigError, InvariantBroken, MalformedMessage
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.encoding import decode, encode
+from kvstore.wire.messages.pins import PinPages
+from master.namespaces import KnownNamespace, Namespaces
+from master.packed import split_keys
+from master.wheel import NOWHERE, Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from master.run import Run
+    from master.wheel import Wakeup
+
+PREFIX: Final = "pins/"
+GRAIN_S: Final = 0.25
+_PAGES: Final = struct.Struct("<I")
+
+
+class Pin(msgspec.Struct, eq=False):
+    """What one PinPages has left."""
+
+    number: int
+    known: KnownNamespace
+    owner: str
+    hard: bool
+    ttl_s: float
+    until_s: float
+    pages: dict[bytes, int]
+    """Bytes of each page's extents, by its key."""
+    bucket: int = NOWHERE
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its pages."""
+        return sum(self.pages.values())
+
+
+class Pins:
+    """All pins, by number and by page."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Start with none; `wakeup` hears of deadlines."""
+        self.deadlines: Wheel[Pin] = Wheel(GRAIN_S, wakeup)
+        self.hard_bytes: Counter[str] = Counter()
+        """Held by hard pins, by tenant."""
+        self.pages = 0
+        """Pinned, each as often as it has owners."""
+        self._pins: dict[int, Pin] = {}
+        self._by_page: dict[int, dict[bytes, dict[str, Pin]]] = {}
+        """By the namespace's ordinal, the page's key, and the owner."""
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def all(self) -> Iterable[Pin]:
+        """Every pin, oldest first."""
+        return self._pins.values()
+
+    def new_number(self) -> int:
+        """A number that no pin has, here or in the store."""
+        return self._last_number + 1
+
+    def add(self, pin: Pin) -> None:
+        """Take in a pin whose pages its owner has not pinned otherwise."""
+        by_page = self._by_page.setdefault(pin.known.ordinal, {})
+        for key in pin.pages:
+            by_page.setdefault(key, {})[pin.owner] = pin
+        self._pins[pin.number] = pin
+        self._last_number = max(self._last_number, pin.number)
+        self._count(pin, pin.pages.values(), 1)
+
+    def start(self, now_s: float) -> None:
+        """Time begins: also that of the pins that were found in the store."""
+        for pin in self._pins.values():
+            pin.until_s = now_s + pin.ttl_s
+            self.deadlines.place(pin, pin.until_s)
+
+    def lift(self, known: KnownNamespace, keys: Iterable[bytes], owner: str | None) -> list[Pin]:
+        """End the owner's pins of these pages, without one everybody's; the pins that changed."""
+        changed: dict[Pin, list[bytes]] = {}
+        by_page = self._by_page.get(known.ordinal, {})
+        for key in keys:
+            owners = by_page.get(key, {})
+            for each in list(owners) if owner is None else [owner]:
+                pin = owners.pop(each, None)
+                if pin is not None:
+                    changed.setdefault(pin, []).append(key)
+            if key in by_page and not owners:
+                del by_page[key]
+        for pin, lifted in changed.items():
+            self._count(pin, [pin.pages.pop(key) for key in lifted], -1)
+            if not pin.pages:
+                self.deadlines.discard(pin)
+                del self._pins[pin.number]
+        return list(changed)
+
+    def _count(self, pin: Pin, sizes: Iterable[int], sign: int) -> None:
+        sizes = list(sizes)
+        self.pages += sign * len(sizes)
+        if pin.hard:
+            self.hard_bytes[pin.known.namespace.content.tenant] += sign * sum(sizes)
+
+    def of_owner(self, known: KnownNamespace, owner: str) -> list[Pin]:
+        """All that this owner has pinned in this namespace."""
+        return [pin for pin in self._pins.values() if (pin.known, pin.owner) == (known, owner)]
+
+    def of_page(self, known: KnownNamespace, key: bytes, owner: str) -> Pin | None:
+        """This owner's pin of this page."""
+        return self._by_page.get(known.ordinal, {}).get(key, {}).get(owner)
+
+    def is_soft(self, run: Run) -> bool:
+        """Whether the last page of `run` goes only when nothing else may."""
+        owners = self._by_page.get(run.namespace, {}).get(run.last_key)
+        return bool(owners) and not _is_hard(owners)
+
+    def is_hard(self, run: Run) -> bool:
+        """Whether the last page of `run` stays."""
+        return _is_hard(self._by_page.get(run.namespace, {}).get(run.last_key))
+
+    def kept(self, run: Run) -> int:
+        """How many leading pages of `run` stay: those up to the last hard-pinned one."""
+        return self._up_to_last(run, _is_hard)
+
+    def kept_if_possible(self, run: Run) -> int:
+        """The same, with soft-pinned ones, unless the last page is one."""
+        return self.kept(run) if self.is_soft(run) else self._up_to_last(run, bool)
+
+    def _up_to_last(self, run: Run, holds: Callable[[dict[str, Pin] | None], bool]) -> int:
+        by_page = self._by_page.get(run.namespace)
+        if not by_page:
+            return 0
+        page = len(run)
+        while page and not holds(by_page.get(run.key(page - 1))):
+            page -= 1
+        return page
+
+    def check(self) -> None:
+        """Raise InvariantBroken unless pins, index and counts agree, and each has its end (I31)."""
+        rows = {
+            (pin.known.ordinal, key, pin.owner): pin
+            for pin in self._pins.values()
+            for key in pin.pages
+        }
+        indexed = {
+            (ordinal, key, owner): pin
+            for ordinal, by_page in self._by_page.items()
+            for key, owners in by_page.items()
+            for owner, pin in owners.items()
+        }
+        if rows != indexed or self.pages != len(rows):
+            raise InvariantBroken(f"I31: {len(rows)} pinned pages, {len(indexed)} in the index")
+        hard: Counter[str] = Counter()
+        for pin in self._pins.values():
+            hard[pin.known.namespace.content.tenant] += pin.hard * pin.size_bytes
+            if not pin.pages or (pin.bucket == NOWHERE) != (pin.until_s == inf):
+                raise InvariantBroken(f"I31: pin {pin.number} of {len(pin.pages)} pages never ends")
+        if +hard != +self.hard_bytes:
+            raise InvariantBroken(f"I31: {self.hard_bytes} bytes are counted, {hard} are pinned")
+
+    def restore(self, namespaces: Namespaces, key: str, value: bytes) -> None:
+        """Take in one durable value; ConfigError when it is not ours. Its time has not begun."""
+        try:
+            number = int(key.removeprefix(PREFIX), 16)
+            (count,) = _PAGES.unpack_from(value)
+            stop = _PAGES.size + 8 * count
+            sizes = array("Q", value[_PAGES.size : stop])
+            message = decode(value[stop:])
+            if not isinstance(message, PinPages) or len(message.keys) != count * KEY_BYTES:
+                raise MalformedMessage(type(message).__name__)
+        except (struct.error, ValueError, MalformedMessage) as error:
+            raise ConfigError(f"metadata value {key}: {error}") from error
+        known = namespaces.find(message.namespace)
+        if known is None:
+            raise ConfigError(f"metadata value {key}: of an unknown namespace")
+        pages = dict(zip(split_keys(message.keys), sizes, strict=True))
+        ttl_s = message.ttl_s
+        self.add(Pin(number, known, message.owner, message.hard, ttl_s, ttl_s, pages))
+
+
+def _is_hard(owners: dict[str, Pin] | None) -> bool:
+    return owners is not None and any(pin.hard for pin in owners.values())
+
+
+def name_of(pin: Pin) -> str:
+    """Key of its durable value."""
+    return f"{PREFIX}{pin.number:016x}"
+
+
+def value_of(pin: Pin) -> bytes:
+    """Its durable value: the request that would make it, after the sizes of its pages."""
+    keys, namespace = b"".join(pin.pages), pin.known.namespace.id
+    sizes = array("Q", pin.pages.values()).tobytes()
+    message = PinPages(namespace, keys, pin.owner, pin.hard, pin.ttl_s)
+    return _PAGES.pack(len(pin.pages)) + sizes + encode(message)

@@ -1,0 +1,125 @@
+"""The book of pins: whose pins a page has, what they come to, and what is ours in the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+import pytest
+
+from kvstore.errors import ConfigError, InvariantBroken
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.encoding import encode
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.pins import PinPages
+from master.packed import split_keys
+from master.pins import PREFIX, Pin, Pins, name_of, value_of
+from master.run import Run
+from master.wheel import Wakeup
+from tests.unit.master_rig import TENANT, Rig, chain
+
+KEYS = chain(1, 8)
+PAGES = split_keys(KEYS)
+KNOWN = Rig().open_namespace().rig.master.core.namespaces.by_ordinal(1)
+SIZE = 4096
+
+
+def book(*pins: tuple[str, bool, list[bytes]]) -> Pins:
+    """A book with these pins: owner, hard, pages."""
+    assert KNOWN is not None
+    made = Pins(Wakeup())
+    for owner, hard, keys in pins:
+        pages = dict.fromkeys(keys, SIZE)
+        pin = Pin(made.new_number(), KNOWN, owner, hard, 60.0, 1060.0, pages)
+        made.deadlines.place(pin, pin.until_s)
+        made.add(pin)
+    made.check()
+    return made
+
+
+def run_of(keys: bytes = KEYS) -> Run:
+    """A run of these pages."""
+    assert KNOWN is not None
+    return Run(KNOWN.ordinal, bytes(KEY_BYTES), keys, 1.0, 0.0, 1.0)
+
+
+def test_what_is_kept_ends_with_the_last_pinned_page() -> None:
+    pins = book(("a", False, PAGES[4:6]), ("b", True, PAGES[1:3]))
+    assert (pins.kept(run_of()), pins.kept_if_possible(run_of())) == (3, 6)
+    assert not pins.is_soft(run_of())
+    head = run_of(KEYS[: 6 * KEY_BYTES])
+    assert pins.is_soft(head)
+    assert pins.kept_if_possible(head) == 3, "a soft pin at the end is given up first"
+    assert pins.is_hard(run_of(KEYS[: 3 * KEY_BYTES]))
+    assert pins.kept(run_of(chain(2, 4))) == 0
+
+
+def test_a_hard_pin_beside_a_soft_one_is_hard() -> None:
+    pins = book(("a", False, PAGES), ("b", True, PAGES))
+    assert pins.is_hard(run_of())
+    assert not pins.is_soft(run_of())
+
+
+def test_lifting_is_the_owners_but_for_a_removal() -> None:
+    assert KNOWN is not None
+    pins = book(("a", True, PAGES), ("b", True, PAGES[:2]))
+    assert pins.hard_bytes == Counter({TENANT: 10 * SIZE})
+    (changed,) = pins.lift(KNOWN, PAGES[:4], "a")
+    assert list(changed.pages) == PAGES[4:]
+    assert (len(pins), pins.pages) == (2, 6)
+    assert pins.lift(KNOWN, PAGES[:4], "a") == []
+    assert len(pins.lift(KNOWN, PAGES, None)) == 2
+    assert (len(pins), pins.pages, pins.hard_bytes[TENANT]) == (0, 0, 0)
+    assert len(pins.deadlines) == 0
+    pins.check()
+
+
+def test_a_number_is_never_used_twice() -> None:
+    assert KNOWN is not None
+    pins = book(("a", True, PAGES))
+    pins.lift(KNOWN, PAGES, None)
+    assert pins.new_number() == 2
+
+
+def test_what_is_durable_comes_back_with_its_whole_time() -> None:
+    assert KNOWN is not None
+    rig = Rig()
+    rig.open_namespace()
+    (pin,) = book(("a", True, PAGES)).all()
+    found = Pins(Wakeup())
+    found.restore(rig.master.core.namespaces, name_of(pin), value_of(pin))
+    found.start(2000.0)
+    found.check()
+    (again,) = found.all()
+    assert (again.number, again.owner, again.hard, again.pages) == (1, "a", True, pin.pages)
+    assert again.until_s == 2060.0
+    assert found.new_number() == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("0", b""),
+        ("x", b"\0\0\0\0"),
+        ("0", b"\0\0\0\0" + encode(Done())),
+        ("0", b"\1\0\0\0" + bytes(8) + encode(PinPages(b"", b"", "o", True, 1.0))),
+        ("0", b"\1\0\0\0" + bytes(8) + encode(PinPages(b"n" * 32, bytes(32), "o", True, 1.0))),
+    ],
+)
+def test_values_that_are_not_ours_are_named(key: str, value: bytes) -> None:
+    with pytest.raises(ConfigError, match=PREFIX + key):
+        Pins(Wakeup()).restore(Rig().master.core.namespaces, PREFIX + key, value)
+
+
+@pytest.mark.parametrize("what", ["page", "bytes", "end"])
+def test_what_does_not_add_up_is_seen(what: str) -> None:
+    pins = book(("a", True, PAGES))
+    (pin,) = pins.all()
+    if what == "page":
+        del pin.pages[PAGES[0]]
+    elif what == "bytes":
+        pins.hard_bytes[TENANT] += 1
+    else:
+        pin.until_s = inf
+    with pytest.raises(InvariantBroken, match="I31"):
+        pins.check()
