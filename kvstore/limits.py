@@ -44,6 +44,8 @@ TOKENS_PER_PAGE_MAX: Final = 65_535
 PIN_QUOTA: Final = 0.25
 WATERMARK_HIGH: Final = 0.95
 WATERMARK_LOW: Final = 0.93
+WATERMARK_DEMOTE: Final = 0.85
+MOVE_BYTES_PER_S: Final = 500_000_000
 QUARANTINE_FRACTION_MAX: Final = 0.25
 PULL_TRIES_MAX: Final = 3
 
@@ -76,7 +78,7 @@ assert LEASE_TTL_S <= LEASE_TTL_MAX_S
 assert LEASE_MARGIN_S < LEASE_TTL_S
 # A worker fences itself after half of this: one lost heartbeat must not be enough.
 assert 2 * HEARTBEAT_INTERVAL_S < WORKER_LOST_AFTER_S / 2
-assert WATERMARK_LOW < WATERMARK_HIGH <= 1.0
+assert WATERMARK_DEMOTE < WATERMARK_LOW < WATERMARK_HIGH <= 1.0
 # A record and a packed location of every page of the largest batch fit one frame.
 assert BATCH_PAGES_MAX * 256 <= FRAME_BYTES_MAX
 assert CHUNK_BYTES % (4 * EXTENT_ALIGN_BYTES) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore import limits
-from kvstore.config import Numbers, Seconds, SecondsOrInf, default_data_dir
+from kvstore.config import Numbers, Seconds, SecondsOrInf, SizeBytes, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
@@ -38,11 +38,18 @@ class MasterConfig(msgspec.Struct, frozen=True):
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
+    watermark_demote: float = limits.WATERMARK_DEMOTE
+    """Shares of a segment: making room begins and ends, copies to a drive are made ahead of it."""
     pin_quota: float = limits.PIN_QUOTA
     """Share of the pool's bytes that one tenant may pin hard."""
+    move_bytes_per_s: SizeBytes = SizeBytes(limits.MOVE_BYTES_PER_S)
+    """Between the tiers of one worker."""
     eviction: str = "lrfu"
     eviction_parameters: Numbers = Numbers({})
     """Those of the policy that are not to have their defaults."""
+    nvme_admission: str = "budget"
+    """Which pages are worth a write to a drive."""
+    nvme_admission_parameters: Numbers = Numbers({})
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -62,10 +69,16 @@ class MasterConfig(msgspec.Struct, frozen=True):
         if not 0 < self.watermark_low < self.watermark_high:
             most = f"more than 0, less than watermark_high ({self.watermark_high})"
             raise BadValue("watermark_low", self.watermark_low, most)
-
+        if not 0 < self.watermark_demote < self.watermark_low:
+            most = f"more than 0, less than watermark_low ({self.watermark_low})"
+            raise BadValue("watermark_demote", self.watermark_demote, most)
         if not 0 <= self.pin_quota <= 1:
             raise BadValue("pin_quota", self.pin_quota, "0 to 1")
         registry.eviction(self.eviction, self.eviction_parameters)
+        if self.nvme_admission not in registry.ADMISSION:
+            known = ", ".join(sorted(registry.ADMISSION))
+            raise BadValue("nvme_admission", self.nvme_admission, f"one of {known}")
+        registry.admission(self.nvme_admission, self.nvme_admission_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -86,7 +99,11 @@ class MasterConfig(msgspec.Struct, frozen=True):
             watermark_high=self.watermark_high,
             watermark_low=self.watermark_low,
             pin_quota=self.pin_quota,
+            watermark_demote=self.watermark_demote,
+            move_bytes_per_s=self.move_bytes_per_s,
             eviction=self.eviction,
             eviction_parameters=self.eviction_parameters,
+            nvme_admission=self.nvme_admission,
+            nvme_admission_parameters=self.nvme_admission_parameters,
             hints=self.hints,
         )

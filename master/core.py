@@ -20,6 +20,7 @@ from master import placing
 from master.events import Persist, Reply, SessionId, TicketId
 from master.eviction import EvictionInForce
 from master.lenders import Lenders
+from master.moves import Moves
 from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.pins import Pins
@@ -86,9 +87,13 @@ class Core:
         self.lenders = Lenders()
         self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
         self.placement = registry.placement(tunables.placement)
+        self.admission = registry.admission(
+            tunables.nvme_admission, tunables.nvme_admission_parameters
+        )
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 
         self.ranking = placing.Ranking()
+        self.moves = Moves(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()
@@ -153,6 +158,8 @@ class Core:
     def press(self, segment: Segment) -> None:
         """Note that a segment was filled further."""
         used = segment.allocator.used_bytes
+        if used > self.tunables.watermark_demote * segment.geometry.payload_bytes:
+            self.moves.was_filled(segment, self.now)
         if used > self.tunables.watermark_high * segment.geometry.payload_bytes:
             self.pressed[segment] = None
             self.wakeup.by(self.reclaim_at_s)

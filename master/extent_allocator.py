@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvstore.segment import Geometry
 
 FREE: Final = int(ExtentState.FREE)
+_SEALED: Final = int(ExtentState.SEALED)
 _PLANNED: Final = ExtentEvent.PLANNED
 _AFTER: Final[dict[ExtentEvent, dict[int, int]]] = {
     event: {int(a): int(b) for (a, e), b in EXTENT_TRANSITIONS.items() if e is event}
@@ -83,6 +84,11 @@ class Span(msgspec.Struct, gc=False, frozen=True, eq=False):
         first = chunk.start + self.slot * chunk.size_class
         last = first + self.count * chunk.size_class
         return array("Q", range(first, last, chunk.size_class)).tobytes()
+
+    def holds(self, generation: int) -> bool:
+        """Whether the first slot is SEALED with this generation."""
+        chunk, slot = self.chunk, self.slot
+        return chunk.states[slot] == _SEALED and chunk.generations[slot] == generation
 
     def part(self, first: int, count: int) -> Span:
         """Slots [first, first + count) of this span."""

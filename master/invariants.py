@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentState
+from master.moves import IN_FLIGHT_MAX
 from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
 from master.segments import SegmentState
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.directory import Tree
+    from master.moves import Move
     from master.run import Copy, Run
     from master.segments import Segment
 
@@ -48,6 +50,38 @@ def check_invariants(core: Core) -> None:
     _check_orders(core)
     _check_owners(core)
     core.pins.check()
+    _check_moves(core)
+
+
+def _check_moves(core: Core) -> None:
+    """What a worker was asked to move is counted (I7), and is what was sealed there (I3)."""
+    moves = core.moves.in_flight.values()
+    for worker in core.workers.values():
+        asked = [move.size_bytes for move in moves if move.lane is worker.lane]
+        if (worker.lane.moves, worker.lane.size_bytes) != (len(asked), sum(asked)):
+            raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times {sum(asked)} bytes")
+        if len(asked) > IN_FLIGHT_MAX:
+            raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times")
+    planned = {id(put) for put in core.moves.owner.puts.values()}
+    if not planned <= {id(move.plan.put) for move in moves}:
+        raise InvariantBroken("I18: a move is planned and nobody was asked")
+    for move in moves:
+        _check_source(core, move)
+
+
+def _check_source(core: Core, move: Move) -> None:
+    tree, plan = core.tree(move.plan.namespace), move.plan
+    columns = words(move.generations), words(plan.checksums)
+    rows = zip(split_keys(plan.keys), *columns, strict=True)
+    for page, (key, generation, checksum) in enumerate(rows):
+        run = tree.get(key)
+        if plan.states[page] or run is None:
+            continue
+        at = run.page_of(key)
+        for copy in run.copies_of(plan.part):
+            is_it = copy.segment is move.source and copy.generation(at) == generation
+            if is_it and words(copy.checksums)[at] != checksum:
+                raise InvariantBroken(f"I3: {plan} copies what was not sealed")
 
 
 def _check_held(segment: Segment) -> None:
@@ -182,10 +216,11 @@ def _check_owners(core: Core) -> None:
             raise InvariantBroken("I18: an owner without a session")
     puts = {id(plan.put): plan.put for plan in core.plans.values()}
     for put in puts.values():
-        known = core.owners.get(put.owner.key) is put.owner
+        known = put.owner is core.moves.owner or core.owners.get(put.owner.key) is put.owner
         if not known or put.owner.puts.get(put.request) is not put or put.bucket < 0:
             raise InvariantBroken("I18: a put without an owner or a deadline")
-    kept = [put for owner in core.owners.values() for put in owner.puts.values()]
+    owners = [core.moves.owner, *core.owners.values()]
+    kept = [put for owner in owners for put in owner.puts.values()]
     if len(kept) != len({id(put) for put in kept if put.plans or put.asker is not None}):
         raise InvariantBroken("I18: an owner keeps a put without open plans")
     waits = sum(len(owner.waits) for owner in core.owners.values())

@@ -41,7 +41,8 @@ from master.adoption import adopt
 from master.extent_allocator import FREE, Span
 from master.losses import drop_copy
 from master.orders import OrderKind
-from master.placing import forget_ranking
+from master.packed import word
+from master.placing import segments_changed
 from master.puts import fail_pages, seal_pages
 from master.segments import Segment, SegmentState
 
@@ -223,8 +224,12 @@ def _settle_reserved(
 ) -> None:
     plan = core.plans[chunk.generations[slot]]
     page = plan.page_of(chunk.key(slot))
-    if proof is not None and (proof.part, proof.payload_bytes) == (plan.part, plan.part_bytes):
-        seal_pages(core, plan, page, 1, proof.checksum.to_bytes(8, "little"))
+    if (
+        proof is not None
+        and (proof.part, proof.payload_bytes) == (plan.part, plan.part_bytes)
+        and plan.has_checksums(page, word(proof.checksum))
+    ):
+        seal_pages(core, plan, page, 1, word(proof.checksum))
     elif record is not None and record.state is not RecordState.RESERVED:
         fail_pages(core, plan, page, 1)
 
@@ -243,7 +248,7 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     core.orders.drop(segment)
     segment.state, segment.readable = SegmentState.LIVE, True
     core.version += 1
-    forget_ranking(core)
+    segments_changed(core)
     core.tombstones.keep_only(segment.id, _order_leftovers(core, segment))
     core.waiting.wake_for_room()
     core.reply(caller, Done())

@@ -26,7 +26,8 @@ from kvstore.wire.messages.membership import (
 )
 from master.events import CloseSession, SessionId
 from master.losses import detach, fail_plans, lose_segment
-from master.placing import forget_ranking
+from master.moves import Lane
+from master.placing import segments_changed
 from master.segments import REASON_CHARS_MAX, Medium, Segment, SegmentState
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Worker(msgspec.Struct, eq=False):
     heard_s: float
     segments: dict[str, Segment] = {}
     lost: bool = False
+    lane: Lane = msgspec.field(default_factory=Lane)
 
     @property
     def state(self) -> SegmentState:
@@ -88,7 +90,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
         _join(core, worker, offer)
     core.version += 1
     core.wakeup.by(next_loss_s(core))
-    forget_ranking(core)
+    segments_changed(core)
     core.counters["registrations"] += 1
     _forget_unoffered(core, worker, offered)
     tunables = core.tunables
@@ -156,6 +158,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
     segment.incarnation = offer.incarnation
     segment.state, segment.readable = SegmentState.JOINING, False
     segment.medium, segment.reason = Medium.SERVING, ""
+    segment.demoted_bytes = 0
     segment.session = worker.session
     worker.segments[segment.id] = segment
 
@@ -196,7 +199,7 @@ def report_segment(core: Core, caller: Caller, message: ReportSegment) -> None:
     if medium is Medium.FAILED and not is_lost:
         core.counters["segments_failed"] += 1
         lose_segment(core, segment)
-    forget_ranking(core)
+    segments_changed(core)
     core.reply(caller, Done())
 
 
@@ -212,7 +215,7 @@ def session_closed(core: Core, session: Session) -> None:
     worker = core.workers.get(session.name)
     if worker is not None and worker.session == session.id:
         detach(core, worker)
-        forget_ranking(core)
+        segments_changed(core)
 
 
 def lose_silent_workers(core: Core) -> None:
@@ -230,7 +233,7 @@ def lose_silent_workers(core: Core) -> None:
             detach(core, worker)
             for segment in worker.segments.values():
                 lose_segment(core, segment)
-            forget_ranking(core)
+            segments_changed(core)
             core.counters["workers_lost"] += 1
     if core.now >= _absence_ends_s(core):
         for lender in dict.fromkeys(core.lenders.absent.values()):

@@ -113,6 +113,11 @@ class OrderBook:
         """An order for no extents yet, in the segment's present registration."""
         return Order(kind, segment, segment.registration, size_class, array("Q"), array("Q"))
 
+    def new_command(self) -> CommandId:
+        """A number that no other command of this master has."""
+        self._commands += 1
+        return CommandId(self._commands)
+
     def give(self, order: Order) -> None:
         """Give this order as soon as may be; its columns may be taken over."""
         if order.registration != order.segment.registration or not len(order):
@@ -152,8 +157,7 @@ class OrderBook:
             if segment.session is None or segment.state is not SegmentState.LIVE:
                 continue
             while len(order) and segment.orders_in_flight < ORDERS_IN_FLIGHT_MAX:
-                self._commands += 1
-                command = CommandId(self._commands)
+                command = self.new_command()
                 sent = order.cut_head(EXTENTS_PER_ORDER_MAX)
                 self._in_flight[command] = sent
                 segment.orders_in_flight += 1

@@ -13,6 +13,8 @@ from master.segments import Segment, SegmentState
 from policies.placement.protocol import Candidate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from master.core import Core
 
 PUT_TIERS: Final = (Tier.DRAM, Tier.HBM, Tier.NVME)
@@ -35,23 +37,33 @@ def ranked(core: Core) -> list[Segment]:
     """Segments to try for pages that are put, best first; ask each whether it `is_open`."""
     ranking = core.ranking
     if not ranking.uses or core.now >= ranking.until_s:
-        candidates = [
-            Candidate(
-                segment.id,
-                segment.host,
-                segment.ref.tier,
-                segment.geometry.payload_bytes,
-                segment.allocator.free_bytes,
-            )
-            for segment in put_segments(core)
-            if segment.takes_plans
-        ]
-        order = core.placement.ranked(candidates)
-        ranking.segments = [core.segments[each.segment] for each in order]
+        ranking.segments = _in_order(core, put_segments(core))
         ranking.until_s = core.now + RANKED_FOR_S
         ranking.uses = RANKED_FOR_USES
     ranking.uses -= 1
     return ranking.segments
+
+
+def _in_order(core: Core, segments: Iterable[Segment]) -> list[Segment]:
+    """Those that take plans, best first."""
+    candidates = [
+        Candidate(
+            segment.id,
+            segment.host,
+            segment.ref.tier,
+            segment.geometry.payload_bytes,
+            segment.allocator.free_bytes,
+        )
+        for segment in segments
+        if segment.takes_plans
+    ]
+    return [core.segments[each.segment] for each in core.placement.ranked(candidates)]
+
+
+def of_worker(core: Core, worker: str, tier: Tier) -> list[Segment]:
+    """Segments of this tier that a worker can move pages to, best first."""
+    segments = core.workers[worker].segments.values()
+    return _in_order(core, [segment for segment in segments if segment.tier is tier])
 
 
 def put_segments(core: Core) -> list[Segment]:
@@ -62,9 +74,12 @@ def put_segments(core: Core) -> list[Segment]:
     return [segment for segment in segments if segment.tier is tier]
 
 
-def forget_ranking(core: Core) -> None:
-    """Segments have come or gone."""
+def segments_changed(core: Core) -> None:
+    """Segments have come or gone: they are ranked anew, and drives hold more or less."""
     core.ranking.uses = 0
+    drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
+    core.moves.has_drives = bool(drives)
+    core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))
 
 
 def is_quarantine_full(core: Core, segment: Segment) -> bool:

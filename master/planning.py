@@ -19,7 +19,7 @@ from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRan
 from master import hinting, placing
 from master.holes import make_holes
 from master.packed import NOT_THERE, index_of, split_keys
-from master.plans import Plan, Put
+from master.plans import Plan, Put, Wanted, reserve
 from master.seconds import check_seconds
 
 if TYPE_CHECKING:
@@ -200,36 +200,18 @@ class Planner:
         """Plans for as many of these pages as there is room for, one a segment."""
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
+        wanted = Wanted(self._tree.namespace, part, part_bytes, size_class, self._token_count)
         for segment in placing.ranked(core):
             if not keys:
                 break
             if not placing.is_open(core, segment, size_class):
                 continue
             generation = core.new_generation()
-            spans = segment.allocator.plan(size_class, generation, self._tree.namespace, keys)
-            count = sum([span.count for span in spans])
-            offsets = b"".join([span.offsets() for span in spans])
-            taken, keys = keys[: count * KEY_BYTES], keys[count * KEY_BYTES :]
-            plan = Plan(
-                generation,
-                self._put,
-                self._tree.namespace,
-                taken,
-                part,
-                part_bytes,
-                size_class,
-                segment,
-                offsets,
-                tuple(spans),
-                bytearray(count),
-                open=count,
-                page_in_chain=at,
-                parent=parent,
-                token_count=self._token_count,
-            )
-            core.plans[generation] = self._put.plans[generation] = plan
+            plan = reserve(self._put, generation, wanted, segment, parent, keys, at)
+            core.plans[generation] = plan
             plans.append(plan)
-            at, parent = at + count, taken[-KEY_BYTES:]
+            at, parent = at + len(plan), plan.keys[-KEY_BYTES:]
+            keys = keys[len(plan.keys) :]
         return plans
 
     def _span(self, first: int, plan: Plan) -> PlanSpan:

@@ -52,7 +52,9 @@ class Owner(msgspec.Struct, eq=False):
 
 
 class Put(msgspec.Struct, eq=False):
-    """One BeginPut that was granted something; its plans fail together when it stops (I18)."""
+    """One BeginPut that was granted something, or a move; its plans fail together when it stops
+    (I18).
+    """
 
     owner: Owner
     request: bytes
@@ -91,6 +93,8 @@ class Plan(msgspec.Struct, gc=False, eq=False):
     """Parent's key of its first page; every later page's parent is the page before it."""
     token_count: int
     """Of each page."""
+    checksums: bytes = b""
+    """Packed, one entry a page, where they are known beforehand: of pages that are moved."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -149,8 +153,54 @@ class Plan(msgspec.Struct, gc=False, eq=False):
         own = parents[:KEY_BYTES] == self.parent
         return own and self.keys.startswith(parents[KEY_BYTES:])
 
+    def has_checksums(self, first: int, checksums: bytes) -> bool:
+        """Whether these may be the checksums of the pages from `first` on."""
+        return not self.checksums or self.checksums.startswith(checksums, first * WORD)
+
     def __repr__(self) -> str:
         return f"Plan({self.generation:#x}, part {self.part}, {self.open} of {len(self)} open)"
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """What extents are planned for."""
+
+    namespace: int
+    part: int
+    part_bytes: int
+    size_class: int
+    token_count: int
+
+
+def reserve(
+    put: Put,
+    generation: int,
+    wanted: Wanted,
+    segment: Segment,
+    parent: bytes,
+    keys: bytes,
+    page_in_chain: int = 0,
+) -> Plan:
+    """A plan of `put` for as many of the leading `keys` as the segment has room for."""
+    spans = segment.allocator.plan(wanted.size_class, generation, wanted.namespace, keys)
+    count = sum([span.count for span in spans])
+    plan = put.plans[generation] = Plan(
+        generation,
+        put,
+        wanted.namespace,
+        keys[: count * KEY_BYTES],
+        wanted.part,
+        wanted.part_bytes,
+        wanted.size_class,
+        segment,
+        b"".join([span.offsets() for span in spans]),
+        tuple(spans),
+        bytearray(count),
+        open=count,
+        page_in_chain=page_in_chain,
+        parent=parent,
+        token_count=wanted.token_count,
+    )
+    return plan
 
 
 class Incomplete(msgspec.Struct, eq=False):

@@ -71,7 +71,7 @@ def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> It
     planner = Planner(core, core.namespaces.get(message.namespace), put, message)
     try:
         for _ in planner.plan():
-            _keep(core, put)
+            keep(core, put)
             yield
             if put.asker is None:
                 return  # its owner is gone
@@ -91,11 +91,11 @@ def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> It
         core.counters["waiting_puts_refused"] += 1
     put.reply = planner.answer()
     if put.plans:
-        _keep(core, put)
+        keep(core, put)
     core.reply(asker, put.reply)
 
 
-def _keep(core: Core, put: Put) -> None:
+def keep(core: Core, put: Put) -> None:
     """Let a put be found, and time out."""
     put.owner.puts[put.request] = put
     put.progress_s = core.now
@@ -172,6 +172,7 @@ def sealed(core: Core, caller: Caller, message: Sealed) -> None:
             first >= 0
             and plan.matches(first, message.keys, message.offsets)
             and plan.has_parents(first, message.parents)
+            and plan.has_checksums(first, message.checksums)
             and plan.all_open(first, count)
         ):
             seal_pages(core, plan, first, count, message.checksums)
@@ -218,7 +219,10 @@ def _seal_singly(core: Core, segment: Segment, plan: Plan | None, message: Seale
                 and plan.matches(page, key, message.offsets[at])
                 and plan.states[page] == OPEN
             ):
-                if plan.has_parents(page, message.parents[i * KEY_BYTES : (i + 1) * KEY_BYTES]):
+                parents = message.parents[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+                if plan.has_parents(page, parents) and plan.has_checksums(
+                    page, message.checksums[at]
+                ):
                     seal_pages(core, plan, page, 1, message.checksums[at])
                     outcomes.append(Outcome.OK)
                 else:
@@ -255,7 +259,8 @@ def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes)
     core.waiting.wake_pages(keys)
     if not plan.open:
         _close_plan(core, plan, runs if keys == plan.keys else None)
-    core.counters["pages_sealed"] += count
+    if plan.put.owner is not core.moves.owner:
+        core.counters["pages_sealed"] += count
 
 
 def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> list[Run]:
@@ -357,7 +362,8 @@ def fail_overdue_puts(core: Core) -> None:
         if deadline_s > core.now or put.asker is not None:
             core.put_deadlines.place(put, max(deadline_s, core.now))
         else:
-            core.counters["puts_timed_out"] += 1
+            is_move = put.owner is core.moves.owner
+            core.counters["moves_timed_out" if is_move else "puts_timed_out"] += 1
             fail_put(core, put)
 
 

@@ -54,6 +54,7 @@ def retire_copy(core: Core, run: Run, copy: Copy, first: int, count: int) -> int
         at += span.count
         freed += span.count * size_class
     run.clear(copy, first, count)
+    segment.demoted_bytes = max(0, segment.demoted_bytes - freed)
     segment.keep_until(run.leased_until_s)
     for order in orders.values():
         if run.leased_until_s > core.now:

@@ -47,6 +47,7 @@ class Segment:
 
     __slots__ = (
         "allocator",
+        "demoted_bytes",
         "draining",
         "free_not_before_s",
         "held",
@@ -92,6 +93,9 @@ class Segment:
         """Bytes by offset of quarantined extents that wait only for a reader's lock."""
         self.free_not_before_s = 0.0
         """No extent that an inventory lists is freed before: old leases may run (I9)."""
+        self.demoted_bytes = 0
+        """Bytes of parts that were copied to a drive ahead of their eviction from here, less what
+        has left since."""
         self.draining = False
         """Chunks are being emptied so that another class can have their frames."""
 

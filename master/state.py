@@ -37,6 +37,7 @@ from master import (
     inventory,
     lenders,
     membership,
+    moves,
     namespaces,
     pinning,
     pins,
@@ -46,6 +47,7 @@ from master import (
     removal,
     status,
     suspects,
+    tiering,
     tombstones,
 )
 from master.core import Core
@@ -145,7 +147,8 @@ class MasterState:
             case Request():
                 self._request(event)
             case CommandAnswered():
-                confirmations.confirm(core, event.command, event.reply)
+                if not moves.answered(core, event.command, event.reply):
+                    confirmations.confirm(core, event.command, event.reply)
             case Persisted():
                 core.persisted(event.ticket)
             case SessionOpened():
@@ -220,6 +223,7 @@ class MasterState:
         pinning.end_pins(core)
         reclaim.expire_runs(core)
         reclaim.make_room(core)
+        tiering.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
     def _next_deadline_s(self) -> float:
@@ -233,6 +237,7 @@ class MasterState:
             core.expiry.next_s(),
             core.pins.deadlines.next_s(),
             reclaim.next_reclaim_s(core),
+            core.moves.look_at_s,
             membership.next_loss_s(core),
         )
 

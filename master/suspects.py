@@ -9,7 +9,7 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
-from kvstore.replica import ExtentEvent, ExtentState
+from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from master.losses import drop_copy
@@ -73,9 +73,7 @@ def checked(core: Core, order: Order, outcomes: bytes) -> None:
         if outcome != Outcome.CHECKSUM:
             continue
         span = segment.allocator.locate(offset)
-        if span is None or span.chunk.states[span.slot] != ExtentState.SEALED:
-            continue
-        if span.chunk.generations[span.slot] == generation:
+        if span is not None and span.holds(generation):
             core.counters["pages_corrupt"] += 1
             free_at_s = drop_copy(core, segment, span.chunk, span.slot)
             segment.allocator.apply(span, ExtentEvent.RETIRED)

@@ -31,9 +31,13 @@ class Tunables(msgspec.Struct, frozen=True):
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
     pin_quota: float = limits.PIN_QUOTA
+    watermark_demote: float = limits.WATERMARK_DEMOTE
+    move_bytes_per_s: int = limits.MOVE_BYTES_PER_S
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
     eviction_parameters: Mapping[str, object] = {}
+    nvme_admission: str = "budget"
+    nvme_admission_parameters: Mapping[str, object] = {}
     placement: str = "most_free"
     hints: str = GIVEN
 
@@ -48,11 +52,14 @@ class Tunables(msgspec.Struct, frozen=True):
                 f"lease_ttl_s: got {self.lease_ttl_s}, want more than 0 and at most "
                 f"{limits.LEASE_TTL_MAX_S}"
             )
-        if not 0 < self.watermark_low < self.watermark_high <= 1:
+        marks = self.watermark_demote, self.watermark_low, self.watermark_high
+        if not 0 < marks[0] < marks[1] < marks[2] <= 1:
             raise ConfigError(
-                f"watermark_low, watermark_high: got {self.watermark_low}, "
-                f"{self.watermark_high}, want 0 < low < high <= 1"
+                f"watermark_demote, watermark_low, watermark_high: got {marks}, want them in this "
+                "order, more than 0 and at most 1"
             )
+        if self.move_bytes_per_s <= 0:
+            raise ConfigError(f"move_bytes_per_s: got {self.move_bytes_per_s}, want more than 0")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
             raise ConfigError(
                 f"worker_lost_after_s: got {self.worker_lost_after_s}, want more than twice "

@@ -250,6 +250,7 @@ def _tunables(setting: Setting) -> Tunables:
         worker_lost_after_s=NEVER_S,
         watermark_high=setting.watermark_high,
         watermark_low=setting.watermark_low,
+        watermark_demote=setting.watermark_low / 2,  # there is nothing to demote to
         eviction=name,
         eviction_parameters=parameters,
     )

@@ -27,14 +27,17 @@ def test_what_is_set_reaches_the_core() -> None:
     told = read(
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
-        hints="learned", pin_quota=0.5, eviction="ttl-lfu",
-        eviction_parameters={"ttl_s": 60},
+        hints="learned", pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
+        watermark_demote=0.4, move_bytes_per_s="1GB", nvme_admission="second-touch",
+        nvme_admission_parameters={"touches": 3},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
         watermark_high=0.8, watermark_low=0.5, hints="learned",
         pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
+        watermark_demote=0.4, move_bytes_per_s=1_000_000_000, nvme_admission="second-touch",
+        nvme_admission_parameters={"touches": 3},
     )  # fmt: skip
 
 
@@ -48,6 +51,8 @@ def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
         read(eviction_parameters={"ttl_s": 60})
     with pytest.raises(ConfigError, match=r"^\[master\]: half_life_s: got 0.0, want `float` >= 1"):
         read(eviction_parameters={"half_life_s": 0})
+    with pytest.raises(ConfigError, match=r"drive_writes_per_day: got 0.0, want `float` >= 0.001"):
+        read(nvme_admission_parameters={"drive_writes_per_day": 0})
 
 
 @pytest.mark.parametrize("written", [float("inf"), "inf"])
@@ -90,6 +95,8 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
         ("pin_quota", 1.5, "0 to 1"),
         ("eviction", "random", "one of lrfu, lru, rent, s3-fifo, ttl-lfu"),
+        ("nvme_admission", "some", "one of all, budget, learned, none, second-touch"),
+        ("nvme_admission_parameters", 5, "a table of numbers, or name=number,name=number"),
         ("eviction_parameters", 5, "a table of numbers, or name=number,name=number"),
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
         ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
@@ -98,6 +105,9 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("watermark_high", 0, "more than 0, at most 1"),
         ("watermark_low", 0.95, r"less than watermark_high \(0.95\)"),
         ("watermark_low", 0, "more than 0"),
+        ("watermark_demote", 0.93, r"less than watermark_low \(0.93\)"),
+        ("watermark_demote", 0, "more than 0"),
+        ("move_bytes_per_s", 0, "at least 1"),
     ],
 )
 def test_a_bad_value_is_named(key: str, value: object, want: str) -> None:

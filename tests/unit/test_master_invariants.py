@@ -9,9 +9,11 @@ import pytest
 
 from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentEvent, ExtentState
+from master import moves
 from master.packed import word
 from master.plans import PlanPage
 from master.segments import SegmentState
+from master.tunables import Tunables
 from master.wheel import NOWHERE
 from tests.unit.master_rig import TENANT, Rig, chain
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.extent_allocator import Span
+    from master.moves import Move
     from master.plans import Plan
     from master.run import Run
 
@@ -236,3 +239,56 @@ def test_it_is_found(rig: Rig, spoil: Callable[[Core], None], number: str) -> No
     spoil(rig.master.core)
     with pytest.raises((InvariantBroken, AssertionError), match=number):
         rig.master.check_invariants()
+
+
+def moving() -> tuple[Rig, Move]:
+    """A pool that moves sealed pages to a drive."""
+    made = Rig(Tunables(nvme_admission="none"))
+    made.checks = False
+    made.add_worker(nvme_chunks=1)
+    made.open_namespace().put(SEALED_KEYS)
+    made.holds_commands = True
+    core = made.master.core
+    run = the_run(core)
+    drive = core.segments["w1-nvme"]
+    moves.start(core, moves.MoveKind.DEMOTE, run, run.copies[0], range(len(run)), drive)
+    made.tick()
+    made.master.check_invariants()
+    (move,) = core.moves.in_flight.values()
+    return made, move
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "number"), [("moves", 0, "I7"), ("size_bytes", 1, "I7")]
+)
+def test_a_lane_that_counts_wrongly_is_found(field: str, value: int, number: str) -> None:
+    rig, move = moving()
+    setattr(move.lane, field, value)
+    with pytest.raises(InvariantBroken, match=number):
+        rig.master.check_invariants()
+
+
+def test_a_move_that_nobody_was_asked_for_is_found() -> None:
+    rig, move = moving()
+    rig.master.core.moves.in_flight.clear()
+    move.lane.moves = move.lane.size_bytes = 0
+    with pytest.raises(InvariantBroken, match="I18"):
+        rig.master.check_invariants()
+
+
+def test_a_move_of_what_was_not_sealed_is_found() -> None:
+    rig, move = moving()
+    move.plan.checksums = bytes(len(move.plan.checksums))
+    with pytest.raises(InvariantBroken, match="I3"):
+        rig.master.check_invariants()
+
+
+def test_copies_that_are_not_fastest_first_are_found() -> None:
+    rig, move = moving()
+    rig.obey_all()
+    run = the_run(rig.master.core)
+    assert [copy.segment.id for copy in run.copies] == ["w1-dram", "w1-nvme"]
+    run.copies = run.copies[::-1]
+    with pytest.raises(InvariantBroken, match="I16"):
+        rig.master.check_invariants()
+    assert not move.plan.open

@@ -31,6 +31,9 @@ def test_a_hole_whose_time_is_up_goes_with_its_last_child() -> None:
     assert (tree.pages, tree.runs) == (0, 0)
 
 
+HALF = Tunables(watermark_high=0.9, watermark_low=0.5, watermark_demote=0.4)
+
+
 def rig_with(chunks: int = 16, tunables: Tunables | None = None) -> tuple[Rig, OpenedNamespace]:
     """A master, one worker, one namespace."""
     rig = Rig(tunables)
@@ -143,7 +146,7 @@ def test_many_expiries_are_spread_over_ticks() -> None:
 
 
 def test_above_the_high_watermark_room_is_made_to_the_low_one() -> None:
-    rig, space = rig_with(tunables=Tunables(watermark_high=0.9, watermark_low=0.5))
+    rig, space = rig_with(tunables=HALF)
     for number in range(14):
         space.put(chain(number, 16))
     rig.settle()
@@ -155,7 +158,7 @@ def test_above_the_high_watermark_room_is_made_to_the_low_one() -> None:
 
 
 def test_what_was_used_last_stays() -> None:
-    rig, space = rig_with(tunables=Tunables(watermark_high=0.9, watermark_low=0.5))
+    rig, space = rig_with(tunables=HALF)
     for number in range(14):
         space.put(chain(number, 16))
         rig.pass_time(1.0)

@@ -82,7 +82,7 @@ def test_time_never_goes_back() -> None:
 
 def test_the_same_events_give_the_same_actions() -> None:
     def story() -> tuple[list[tuple[float, Event]], list[object]]:
-        rig = Rig(Tunables(watermark_high=0.5, watermark_low=0.3))
+        rig = Rig(Tunables(watermark_high=0.5, watermark_low=0.3, watermark_demote=0.2))
         rig.add_worker()
         space = rig.open_namespace()
         for number in range(30):
@@ -93,7 +93,9 @@ def test_the_same_events_give_the_same_actions() -> None:
 
     events, outcome = story()
     assert story() == (events, outcome)
-    again = MasterState(Tunables(watermark_high=0.5, watermark_low=0.3), Epoch(1))
+    again = MasterState(
+        Tunables(watermark_high=0.5, watermark_low=0.3, watermark_demote=0.2), Epoch(1)
+    )
     for now, event in events:
         again.handle(event, now)
     again.check_invariants()
@@ -129,6 +131,8 @@ def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lease_ttl_s", limits.LEASE_TTL_MAX_S + 1),
         ("watermark_high", 1.1),
         ("watermark_low", 0.96),
+        ("watermark_demote", 0.93),
+        ("move_bytes_per_s", 0),
         ("worker_lost_after_s", 0.9),
         ("eviction", "random"),
         ("placement", "nearest"),

@@ -1,0 +1,251 @@
+"""Which pages are copied to a drive ahead of eviction, and what eviction makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.wire.messages.membership import ReportSegment
+from master import moves, tiering
+from master.tunables import Tunables
+from tests.unit.master_pages import KEYS
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
+
+if TYPE_CHECKING:
+    from policies.admission.protocol import Candidate
+
+PAGE = 4096
+TIERED = Tunables(watermark_demote=0.4, watermark_low=0.6, watermark_high=0.8, nvme_admission="all")
+
+
+def rig_with(
+    chunks: int = 4, nvme_chunks: int = 64, tunables: Tunables = TIERED
+) -> tuple[Rig, OpenedNamespace]:
+    """A pool with little memory, a drive, and a namespace of one part of 4 KiB."""
+    rig = Rig(tunables)
+    rig.add_worker(chunks=chunks, nvme_chunks=nvme_chunks)
+    return rig, rig.open_namespace()
+
+
+def held(rig: Rig, segment: str) -> set[bytes]:
+    """The pages that lie in a segment, by its worker's records."""
+    return {bytes(record.key) for record in rig.segment(segment).records.values()}
+
+
+def put_chains(rig: Rig, space: OpenedNamespace, chains: range, pages: int = 4) -> None:
+    """Put chains, one second after the other."""
+    for number in chains:
+        space.put(chain(number, pages))
+        rig.pass_time(1.0)
+
+
+def test_nothing_is_copied_while_memory_has_room() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(6))
+    assert not held(rig, "w1-nvme")
+    assert not rig.master.core.moves.demoting
+
+
+def test_the_coldest_pages_are_copied_ahead_and_stay_in_memory() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(9))
+    copied = held(rig, "w1-nvme")
+    assert copied
+    assert copied < held(rig, "w1-dram")
+    assert chain(0, 1) in copied
+    assert chain(8, 1) not in copied
+    assert rig.master.core.counters["pages_evicted"] == 0
+    assert rig.master.core.counters["bytes_demoted"] == len(copied) * PAGE
+    assert not rig.master.core.moves.demoting, "it rests once the coldest are safe"
+    assert rig.master.core.moves.look_at_s == float("inf")
+
+
+def test_what_lies_below_goes_from_memory_alone() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(40))
+    counters = rig.master.core.counters
+    assert counters["pages_evicted"] == 0
+    assert counters["copies_evicted"] > 80
+    assert all(space.probe(chain(number, 4)) == b"\1" * 4 for number in range(40))
+    located = space.match(chain(0, 4))
+    assert {ref.tier for ref in located.segments} == {"nvme"}
+
+
+def test_lookups_list_the_faster_tier_first() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(9))
+    located = space.match(chain(0, 4))
+    assert [ref.tier for ref in located.segments] == ["dram", "nvme"]
+    assert [[copy.segment for copy in run.copies] for run in located.runs] == [[0, 1]]
+
+
+def test_a_page_that_was_copied_is_not_put_again() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(40))
+    plans = space.plans(chain(0, 4))
+    assert not plans.spans
+    assert [each.count for each in plans.present] == [4]
+
+
+def test_tails_are_copied_first() -> None:
+    rig, space = rig_with()
+    long = chain(0, 16)
+    space.put(long)
+    space.put(chain(1, 4), parent=long[-32:])
+    rig.pass_time(1.0)
+    rig.holds_commands = True
+    space.put(chain(2, 8))
+    rig.tick()
+    plans = list(rig.master.core.plans.values())
+    assert plans
+    assert chain(1, 4) in {plan.keys for plan in plans}
+    assert long not in {plan.keys for plan in plans}
+
+
+def test_a_parent_may_leave_memory_before_what_hangs_below_it_leaves_the_pool() -> None:
+    rig, space = rig_with()
+    parent, child = chain(0, 4), chain(1, 4)
+    space.put(parent)
+    space.put(child, parent=parent[-32:])
+    put_chains(rig, space, range(2, 40))
+    assert space.probe(parent + child) == b"\1" * 8
+    assert not (held(rig, "w1-dram") & {parent[:32], child[:32]})
+
+
+def test_what_a_drive_refuses_leaves_the_pool() -> None:
+    rig, space = rig_with(tunables=Tunables(
+        watermark_demote=0.4, watermark_low=0.6, watermark_high=0.8, nvme_admission="none"
+    ))  # fmt: skip
+    put_chains(rig, space, range(20))
+    counters = rig.master.core.counters
+    assert counters["demotions_refused"]
+    assert counters["pages_evicted"] > 0
+    assert not held(rig, "w1-nvme")
+
+
+def test_the_admission_policy_hears_of_sizes_and_uses() -> None:
+    rig, space = rig_with()
+    heard: list[Candidate] = []
+    policy = rig.master.core.admission
+
+    def admits(candidate: Candidate, now_s: float) -> bool:
+        assert now_s == rig.now
+        heard.append(candidate)
+        return False
+
+    policy.admits = admits  # type: ignore[method-assign]  # to listen in
+    put_chains(rig, space, range(10))
+    assert {(each.size_bytes, each.touches) for each in heard} == {(4 * PAGE, 1)}
+
+
+def test_a_drive_that_is_full_makes_room_by_its_own_rules() -> None:
+    rig, space = rig_with(nvme_chunks=4)
+    put_chains(rig, space, range(60))
+    counters = rig.master.core.counters
+    assert counters["pages_evicted"] > 0
+    used = rig.master.core.segments["w1-nvme"].allocator.used_bytes
+    assert used <= 0.8 * 64 * PAGE
+    assert space.probe(chain(59, 4)) == b"\1" * 4
+    assert 0 in space.probe(chain(0, 4)), "the coldest left the pool"
+
+
+def test_a_drive_full_of_another_class_is_emptied_chunk_by_chunk() -> None:
+    rig, space = rig_with(chunks=8, nvme_chunks=1)
+    put_chains(rig, space, range(17))
+    assert held(rig, "w1-nvme")
+    large = rig.open_namespace(heads=4)
+    for number in range(100, 108):
+        large.put(chain(number, 2))
+        rig.pass_time(1.0)
+    for number in range(100, 108):
+        large.match(chain(number, 2), lease=False)
+    assert rig.master.core.counters["demotions_without_room"]
+
+
+def test_pages_that_a_hole_hides_are_not_worth_a_write() -> None:
+    rig, space = rig_with()
+    space.put(KEYS)
+    rig.pass_time(1.0)
+    space.remove(KEYS[:32])
+    put_chains(rig, space, range(2, 12))
+    assert not (held(rig, "w1-nvme") & {KEYS[at : at + 32] for at in range(0, len(KEYS), 32)})
+
+
+def test_the_other_parts_of_a_page_move_too() -> None:
+    rig = Rig(TIERED)
+    rig.add_worker(chunks=4, nvme_chunks=16)
+    space = rig.open_namespace(parts=2)
+    for number in range(9):
+        space.put(chain(number, 2), parts=(0, 1))
+        rig.pass_time(1.0)
+    records = rig.segment("w1-nvme").records.values()
+    parts = {(bytes(record.key), record.part) for record in records}
+    assert parts
+    assert parts == {(key, part) for key, _ in parts for part in (0, 1)}
+
+
+def test_without_a_drive_nobody_looks() -> None:
+    rig = Rig(TIERED)
+    rig.add_worker(chunks=4)
+    space = rig.open_namespace()
+    put_chains(rig, space, range(9))
+    assert not rig.master.core.moves.demoting
+    assert rig.master.core.moves.look_at_s == float("inf")
+
+
+@pytest.mark.parametrize("state", ["read_only", "failed"])
+def test_nothing_is_copied_to_a_drive_that_does_not_serve(state: str) -> None:
+    rig, space = rig_with()
+    rig.workers["w1"].ask(ReportSegment("w1-nvme", 1, state, "EIO"))
+    put_chains(rig, space, range(20))
+    assert not held(rig, "w1-nvme")
+    assert rig.master.core.counters["pages_evicted"] > 0
+
+
+def test_a_drive_that_fails_takes_with_it_what_lay_there_alone() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(20))
+    in_memory = held(rig, "w1-dram")
+    rig.workers["w1"].ask(ReportSegment("w1-nvme", 1, "failed", "EIO"))
+    rig.settle()
+    for number in range(20):
+        here = bytes(chain(number, 4)[at : at + 32] in in_memory for at in range(0, 128, 32))
+        assert space.probe(chain(number, 4)) == here
+
+
+def test_both_copies_are_found_again_by_another_master() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(9))
+    copied = held(rig, "w1-nvme")
+    rig.takeover(2)
+    space = rig.open_namespace()
+    rig.workers["w1"].join()
+    rig.pass_time(12.0)
+    assert space.probe(chain(0, 4)) == b"\1" * 4
+    assert held(rig, "w1-nvme") == copied
+    assert {ref.tier for ref in space.match(chain(0, 4)).segments} == {"dram", "nvme"}
+
+
+def test_a_page_leaves_every_tier_when_it_is_removed_or_expires() -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(9))
+    assert space.remove(chain(0, 4)) == b"\1" * 4
+    rig.pass_time(1.0)
+    keys = {chain(0, 4)[at : at + 32] for at in range(0, 128, 32)}
+    assert not keys & (held(rig, "w1-nvme") | held(rig, "w1-dram"))
+    rig.pass_time(rig.tunables.page_ttl_s, step_s=60.0)
+    rig.pass_time(2.0)
+    assert not held(rig, "w1-nvme") | held(rig, "w1-dram")
+
+
+def test_searches_end_when_the_coldest_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, space = rig_with()
+    put_chains(rig, space, range(9))
+    begun: list[object] = []
+    monkeypatch.setattr(moves, "start", lambda *args: begun.append(args))
+    rig.master.core.moves.was_filled(rig.master.core.segments["w1-dram"], rig.now)
+    for _ in range(tiering.FRUITLESS_MAX):
+        rig.tick()
+    assert not begun
+    assert not rig.master.core.moves.demoting
