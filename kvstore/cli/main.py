@@ -17,6 +17,7 @@ import typer
 from kvstore import limits
 from kvstore.cli import output, places, policy, standalone, trace
 from kvstore.cli.debug import dump_master
+from kvstore.cli.disks import Disks, given_disks
 from kvstore.cli.options import (
     MASTER,
     AsJson,
@@ -69,6 +70,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     dram: Annotated[
         str | None, typer.Option(help="Memory to lend, 64MiB or more.", show_default="1GiB")
     ] = None,
+    nvme: Disks = None,
     listen: Annotated[
         str | None, typer.Option(help="The master's host:port.", show_default=MASTER)
     ] = None,
@@ -99,14 +101,16 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     """
     where = _places(data_dir)
     secret = cluster_section(config, secret_file).secret()
+    disks = given_disks(config, nvme or (), where)
     wiring = standalone.Wiring(
-        config, secret_file, dram, listen, admin, worker_listen, worker_admin
+        config, secret_file, dram, listen, admin, worker_listen, worker_admin, disks
     )
     places.prepare(where)
     lock = places.lock(where)
     if fresh:
         places.wipe(where)
         places.prepare(where)
+    places.prepare_disks(where, [disk.path for disk in disks])
     shown = str(where.data_dir), str(where.segment_dir)
     try:
         with standalone.StandalonePool(where, wiring, secret, lock) as pool:

@@ -1,8 +1,9 @@
 """Where a standalone pool keeps what: data folder, segment folder, lock. Owns their names.
 
 The data folder holds the metadata, logs, sockets and announcements. Segments lie in a folder of
-their own in /dev/shm, whose name follows from user and data folder, so that a pool that was killed
-finds its pages again, and pools of other data folders never meet.
+their own in /dev/shm, and one on each disk that the pool was ever given; its name follows from user
+and data folder, so that a pool that was killed finds its pages again, and pools of other data
+folders never meet.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore.errors import ConfigError, SegmentInUse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 LOCK_PATIENCE_S: Final = 3.0
@@ -38,9 +42,22 @@ class Places(msgspec.Struct, frozen=True):
         return self.data_dir / f"{part}.log"
 
     @property
-    def epoch_file(self) -> Path:
-        """The epoch under which the segments were last used, beside them."""
-        return self.segment_dir / "epoch"
+    def disk_list(self) -> Path:
+        """The pool's folders on disks, a line each, so that a wipe finds them all."""
+        return self.data_dir / "disks"
+
+    def disk_folder(self, folder: Path) -> Path:
+        """This pool's own folder in a folder of a disk."""
+        return folder.resolve() / self.segment_dir.name
+
+    def disk_folders(self) -> list[Path]:
+        """The pool's folders on all disks that it was ever given; some may be away."""
+        try:
+            listed = [Path(line) for line in self.disk_list.read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        # They are removed as a whole: only by the name that we give.
+        return [folder for folder in listed if folder.name == self.segment_dir.name]
 
 
 def places_of(data_dir: Path) -> Places:
@@ -59,6 +76,20 @@ def prepare(places: Places) -> None:
             raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
     # Anybody may make folders in /dev/shm: one that waited there for us is not ours.
     _require_ours(places.segment_dir)
+
+
+def prepare_disks(places: Places, folders: Sequence[Path]) -> None:
+    """Make the pool's folders on disks. ConfigError as for `prepare`."""
+    known = [*places.disk_folders(), *folders]
+    fresh = places.disk_list.with_suffix(".new")
+    fresh.write_text("".join(f"{folder}\n" for folder in dict.fromkeys(known)))
+    fresh.rename(places.disk_list)  # before they are made: none is ever forgotten
+    for folder in folders:
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
+        _require_ours(folder)
 
 
 def lock(places: Places) -> int:
@@ -96,7 +127,7 @@ def _locked(descriptor: int) -> bool:
 def wipe(places: Places) -> int:
     """Remove segments, metadata and logs of a pool whose lock is held; returns bytes freed."""
     freed = wipe_segments(places)
-    for pattern in ("metadata.db*", "*.json", "*.jsonl", "*.log", "*.sock"):
+    for pattern in ("metadata.db*", "*.json", "*.jsonl", "*.log", "*.sock", places.disk_list.name):
         for path in places.data_dir.glob(pattern):
             freed += path.lstat().st_blocks * 512
             path.unlink()
@@ -104,32 +135,49 @@ def wipe(places: Places) -> int:
 
 
 def wipe_segments(places: Places) -> int:
-    """Remove the segments alone; returns bytes freed."""
-    if not places.segment_dir.exists():
-        return 0
-    _require_ours(places.segment_dir)
-    freed = sum(path.lstat().st_blocks * 512 for path in places.segment_dir.rglob("*"))
-    shutil.rmtree(places.segment_dir)
+    """Remove the segments alone, in memory and on disks; returns bytes freed."""
+    folders = [each for each in (places.segment_dir, *places.disk_folders()) if each.exists()]
+    for folder in folders:
+        _require_ours(folder)  # all of them, before anything is removed
+    return sum(_wipe_folder(folder) for folder in folders)
+
+
+def _wipe_folder(folder: Path) -> int:
+    try:
+        freed = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise ConfigError(f"folder {folder}: cannot be removed: {error.strerror}") from error
     return freed
 
 
-def forget_strange_segments(places: Places, epoch: int) -> int:
+def forget_strange_segments(places: Places, epoch: int, disks: Sequence[Path] = ()) -> int:
     """Remove segments of a pool whose metadata is gone; returns bytes freed.
 
+    `disks` are the pool's folders on the disks that it uses now.
+
     A pool's epoch only rises. One that is not above the last says that the metadata began anew;
-    generations would repeat, and the pages' namespaces are not known any more.
+    generations would repeat, and the pages' namespaces are not known any more. The epoch lies
+    beside the segments: those on a disk outlive the ones in memory.
     """
+    return sum(_forget_strange(folder, epoch) for folder in (places.segment_dir, *disks))
+
+
+def _forget_strange(folder: Path, epoch: int) -> int:
+    epoch_file = folder / "epoch"
     try:
-        last = int(places.epoch_file.read_text())
+        last = int(epoch_file.read_text())
     except (OSError, ValueError):
         last = 0
-    freed = 0
-    if epoch <= last:
-        freed = wipe_segments(places)
-        prepare(places)
-    fresh = places.epoch_file.with_suffix(".new")
-    fresh.write_text(f"{epoch}\n")
-    fresh.rename(places.epoch_file)  # a kill leaves the old epoch or the new one
+    _require_ours(folder)
+    freed = _wipe_folder(folder) if epoch <= last else 0
+    fresh = epoch_file.with_suffix(".new")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fresh.write_text(f"{epoch}\n")
+        fresh.rename(epoch_file)  # a kill leaves the old epoch or the new one
+    except OSError as error:
+        raise ConfigError(f"{epoch_file}: cannot be written: {error.strerror}") from error
     return freed
 
 

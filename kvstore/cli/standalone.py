@@ -20,6 +20,7 @@ import msgspec
 from kvstore.announcement import Announcement, announcement_path, read_announcement
 from kvstore.cli.operator import Operator
 from kvstore.cli.places import forget_strange_segments
+from kvstore.config import DiskSpace
 from kvstore.errors import KVStoreError, Unavailable
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.address import UNIX_PATH_BYTES_MAX
@@ -68,6 +69,8 @@ class Wiring(msgspec.Struct, frozen=True):
     admin: str | None = None
     worker_listen: str | None = None
     worker_admin: str | None = None
+    disks: tuple[DiskSpace, ...] = ()
+    """Folders of this pool alone."""
 
     def shared(self) -> list[str]:
         """Options that both parts take."""
@@ -92,6 +95,7 @@ class Wiring(msgspec.Struct, frozen=True):
             *_option("worker-id", WORKER_NAME),
             *_option("unix", _socket(places, "worker.sock")),
             *_option("dram", self.dram),
+            *_option("nvme", ",".join(f"{disk.path}:{disk.size}" for disk in self.disks) or None),
             *_option("listen", self.worker_listen),
             *_option("admin", self.worker_admin),
             *self.shared(),
@@ -202,7 +206,8 @@ class StandalonePool:
         part = self._run("master", "master", wiring.master(places))
         master = self._until(lambda: self._announced(part))
         assert master.epoch is not None, "a master announces its epoch"
-        discarded = forget_strange_segments(places, master.epoch)
+        disks = [disk.path for disk in wiring.disks]
+        discarded = forget_strange_segments(places, master.epoch, disks)
         where = reachable(master.listen)
         part = self._run("worker", "workers", wiring.worker(places, where))
         worker = self._until(lambda: self._announced(part))

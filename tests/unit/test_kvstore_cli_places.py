@@ -127,6 +127,88 @@ def test_segments_go_when_the_metadata_began_anew(pool: places.Places, epoch: in
 
 
 def test_a_damaged_epoch_file_discards_nothing(pool: places.Places) -> None:
-    pool.epoch_file.write_text("")
+    (pool.segment_dir / "epoch").write_text("")
     fill(pool)
     assert places.forget_strange_segments(pool, 1) == 0
+
+
+@pytest.fixture
+def disk(pool: places.Places, tmp_path: Path) -> Path:
+    """The pool's folder on a disk, with a segment in it."""
+    (tmp_path / "disk").mkdir()
+    folder = pool.disk_folder(tmp_path / "disk")
+    places.prepare_disks(pool, [folder])
+    (folder / "segment").write_bytes(bytes(1 << 16))
+    return folder
+
+
+def test_a_pool_has_a_folder_of_its_own_on_each_disk(
+    pool: places.Places, disk: Path, tmp_path: Path
+) -> None:
+    assert disk.stat().st_mode & 0o777 == 0o700
+    other = places.places_of(tmp_path / "other").disk_folder(tmp_path / "disk")
+    assert (other.parent, other == disk) == (disk.parent, False)
+    places.prepare_disks(pool, [disk])
+    assert pool.disk_folders() == [disk]
+
+
+def test_a_wipe_clears_every_disk_that_the_pool_was_ever_given(
+    pool: places.Places, disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "next").mkdir()
+    places.prepare_disks(pool, [pool.disk_folder(tmp_path / "next")])
+    assert pool.disk_folders() == [disk, pool.disk_folder(tmp_path / "next")]
+    assert places.wipe(pool) >= 1 << 16
+    assert not list((tmp_path / "disk").iterdir()) + list((tmp_path / "next").iterdir())
+    assert not list(pool.data_dir.iterdir())
+
+
+def test_a_disk_that_is_away_is_remembered(pool: places.Places, disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").rename(tmp_path / "away")
+    places.prepare_disks(pool, [])
+    assert places.wipe_segments(pool) == 0
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert places.wipe_segments(pool) >= 1 << 16
+    assert not disk.exists()
+
+
+@pytest.mark.parametrize("how", ["another's", "a link", "a stranger's name"])
+def test_nothing_is_removed_where_a_folder_is_not_ours(
+    pool: places.Places, disk: Path, tmp_path: Path, how: str
+) -> None:
+    if how == "another's":
+        disk.chmod(0o755)
+    elif how == "a link":
+        disk.rename(tmp_path / "kept")
+        disk.symlink_to(tmp_path / "kept")
+    else:
+        (tmp_path / "kept").mkdir(mode=0o700)
+        pool.disk_list.write_text(f"{tmp_path}/kept\n")
+        assert places.wipe_segments(pool) == 0
+        assert (tmp_path / "kept").exists()
+        return
+    fill(pool)
+    with pytest.raises(ConfigError, match="mode 0700"):
+        places.wipe(pool)
+    assert (disk / "segment").exists()
+    assert (pool.segment_dir / "standalone-dram.seg").exists()
+
+
+def test_a_disk_outlives_memory_and_is_judged_by_its_own_epoch(
+    pool: places.Places, disk: Path
+) -> None:
+    places.forget_strange_segments(pool, 5, [disk])
+    places.wipe_segments(places.Places(pool.data_dir / "none", pool.segment_dir))  # as a boot does
+    places.prepare(pool)
+    assert places.forget_strange_segments(pool, 6, [disk]) == 0
+    assert (disk / "segment").exists()
+    places.wipe_segments(places.Places(pool.data_dir / "none", pool.segment_dir))
+    places.prepare(pool)
+    assert places.forget_strange_segments(pool, 1, [disk]) >= 1 << 16
+    assert [path.name for path in disk.iterdir()] == ["epoch"]
+
+
+def test_a_disk_whose_folder_is_not_there_is_named(pool: places.Places, tmp_path: Path) -> None:
+    folder = pool.disk_folder(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=f"folder {folder}: cannot be made: No such file"):
+        places.prepare_disks(pool, [folder])
