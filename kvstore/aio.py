@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
+    from kvstore.wire.messages.pins import PinRow
 
 T = TypeVar("T")
 
@@ -266,6 +267,35 @@ class AsyncKVStore:
             ]
         finally:
             viewer.end_or_warn()
+
+    async def pin(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        owner: str,
+        ttl_s: float,
+        hard: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[bool]:
+        """See KVStore.pin."""
+        steps = self._calls.pin_steps(opened, chain, owner, ttl_s, timeout_s, hard=hard)
+        return await self._run(steps)
+
+    async def unpin(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain | None = None,
+        *,
+        owner: str,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See KVStore.unpin."""
+        return await self._run(self._calls.unpin_steps(opened, chain, owner, timeout_s))
+
+    async def pins(self, *, timeout_s: float | None = None) -> tuple[PinRow, ...]:
+        """See KVStore.pins."""
+        return await self._run(self._calls.list_pins_steps(timeout_s))
 
     async def remove(
         self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None

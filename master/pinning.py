@@ -108,15 +108,15 @@ def end_pins(core: Core) -> None:
         _write(core, [pin])
 
 
-def override(core: Core, known: KnownNamespace, keys: bytes) -> None:
-    """A removal of these pages ends everybody's pins of them."""
-    _write(core, core.pins.lift(known, split_keys(keys), None))
+def override(core: Core, known: KnownNamespace, keys: bytes, then: Callable[[], None]) -> None:
+    """A removal of these pages ends everybody's pins of them; it goes on when that is durable."""
+    _write(core, core.pins.lift(known, split_keys(keys), None), then)
 
 
 def _check_owner(owner: str) -> None:
     require_text("owner", owner)
     if not owner.isprintable() or not owner.strip():
-        raise BadValue("owner", owner, f"a name of 1 to {limits.NAME_BYTES_MAX} bytes")
+        raise BadValue("owner", owner, "a name that can be printed")
 
 
 def _extent_bytes(known: KnownNamespace, run: Run | None) -> int:

@@ -128,10 +128,11 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     rows_a_page = known.tree.parts + len(_unknown_holders(core))
     if not core.tombstones.has_room(pages * rows_a_page):
         raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")
-    pinning.override(core, known, message.keys)
     removal = Removal(caller, known.ordinal, message.keys, bytearray(pages), followers=[])
     timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     core.removals.deadlines.place(removal, core.now + timeout_s)
+    removal.open_steps += 1
+    pinning.override(core, known, message.keys, lambda: step_done(core, removal))
     core.start(_take_out(core, known, removal))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
     from kvstore.wire.messages.operator import PolicyInForce
+    from kvstore.wire.messages.pins import PinRow
     from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
 
 PLAIN_WIDTH: Final = 160
@@ -117,6 +119,20 @@ def print_status(status: Status) -> None:
     for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
         if table.row_count:
             console.print(table)
+
+
+def print_pins(pins: Iterable[PinRow]) -> None:
+    """Whose pages stay until when."""
+    table = _table(
+        "", "owner", "kind", ">pages", ">bytes", ">left, s", "tenant", "model", "namespace"
+    )
+    for each in pins:
+        left = f"{each.left_s:.0f}" if isfinite(each.left_s) else "for ever"
+        figures = str(each.pages), size_text(each.size_bytes), left
+        names = each.tenant, each.model, each.namespace.hex()
+        cells = each.owner, "hard" if each.hard else "soft", *figures, *names
+        table.add_row(*map(Text, cells))
+    _console().print(table)
 
 
 def print_policy(found: PolicyInForce) -> None:

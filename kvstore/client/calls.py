@@ -16,15 +16,18 @@ from kvstore import limits
 from kvstore.client import checks
 from kvstore.client.locations import Query
 from kvstore.client.namespaces import OpenedNamespace
+from kvstore.client.pins import PinRequest, pin_steps, unpin_steps
 from kvstore.client.reads import ReadRequest, read_steps
 from kvstore.client.staging import Staging
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import BufferClosed, MalformedMessage, OutOfSpace
+from kvstore.page import PageChain
 from kvstore.require import require, require_ttl
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.pins import ListPins, PinList
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.hints import Hints
     from kvstore.namespace import Namespace
-    from kvstore.page import PageChain
     from kvstore.wire.messages.common import SegmentRef
+    from kvstore.wire.messages.pins import PinRow
 
 REQUEST_ID_BYTES: Final = 16
 
@@ -133,6 +136,39 @@ class Calls:
     def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
         """The plan of a put."""
         return put_steps(request, self.clock, new_request_id)
+
+    def pin_steps(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        owner: str,
+        ttl_s: float,
+        timeout_s: float | None,
+        *,
+        hard: bool,
+    ) -> Steps[list[bool]]:
+        """The plan of a pin."""
+        checks.check_pages(opened, chain)
+        checks.check_pin(owner, hard, ttl_s)
+        deadline_s = self.deadline_s(timeout_s)
+        return pin_steps(PinRequest(opened, chain, owner, hard, ttl_s, deadline_s), self.clock)
+
+    def unpin_steps(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain | None,
+        owner: str,
+        timeout_s: float | None,
+    ) -> Steps[int]:
+        """The plan of taking pins back."""
+        checks.check_pages(opened, PageChain(b"") if chain is None else chain)
+        checks.check_owner(owner)
+        return unpin_steps(opened, chain, owner, self.deadline_s(timeout_s), self.clock)
+
+    def list_pins_steps(self, timeout_s: float | None) -> Steps[tuple[PinRow, ...]]:
+        """The plan of looking at them."""
+        reply = yield from ask(ListPins(), PinList, self.left_s(timeout_s))
+        return reply.pins
 
     def read_request(
         self,

@@ -15,7 +15,7 @@ from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
-from kvstore.require import require, require_ttl
+from kvstore.require import require, require_text, require_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,20 @@ def part_number(part: int) -> int:
     """Any number of a part; what it may be depends on the namespace."""
     require("part", part, int, "a whole number")
     return part
+
+
+def check_pin(owner: str, hard: bool, ttl_s: float) -> None:
+    """Who pins how, and for how long."""
+    check_owner(owner)
+    require("hard", hard, bool, "True or False")
+    require_ttl("ttl_s", ttl_s)
+
+
+def check_owner(owner: str) -> None:
+    """A name, by which a pin is taken back."""
+    require_text("owner", owner)
+    if not owner.isprintable() or not owner.strip():
+        raise BadValue("owner", owner, "a name that can be printed")
 
 
 def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int:
@@ -51,7 +65,7 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
 
 def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> None:
     """A put's pages are distinct, its wishes within the limits."""
-    _check_pages(opened, chain)
+    check_pages(opened, chain)
     require("wait", wishes.wait, bool, "True or False")
     pages = len(chain)
     if pages > 1 and len(set(_KEY.iter_unpack(chain.packed))) != pages:
@@ -72,7 +86,7 @@ def check_query(
     opened: OpenedNamespace, chain: PageChain, parts: Sequence[int], lease: bool
 ) -> tuple[int, ...]:
     """The parts that a question is about; they are some of the namespace's."""
-    _check_pages(opened, chain)
+    check_pages(opened, chain)
     require("lease", lease, bool, "True or False")
     last = max(0, len(opened.namespace.parts) - 1)
     want = f"a list of 0 to {last}"
@@ -85,7 +99,8 @@ def check_query(
     return found
 
 
-def _check_pages(opened: OpenedNamespace, chain: PageChain) -> None:
+def check_pages(opened: OpenedNamespace, chain: PageChain) -> None:
+    """A namespace and pages of it."""
     require("opened", opened, OpenedNamespace, "what `open` returned")
     require("chain", chain, PageChain, "a PageChain")
 

@@ -126,7 +126,7 @@ class Found(Locations, frozen=True):
     """Every page of a chain that is in the pool, also beyond a gap; the others read as misses."""
 
 
-def _batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
+def batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
     """First page and packed keys of each batch that fits one message."""
     step = limits.BATCH_PAGES_MAX * KEY_BYTES
     for start in range(0, len(chain.packed), step):
@@ -167,7 +167,7 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
     namespace = query.opened.namespace.id
     pieces: list[Piece] = []
     readable = b""
-    for first, keys in _batches(query.chain):
+    for first, keys in batches(query.chain):
         sent_at_s = clock.now_s()
         question = MatchPrefix(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
@@ -185,7 +185,7 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
     namespace = query.opened.namespace.id
     pieces: list[Piece] = []
     readable: list[bytes] = []
-    for first, keys in _batches(query.chain):
+    for first, keys in batches(query.chain):
         sent_at_s = clock.now_s()
         question = Lookup(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
@@ -196,33 +196,35 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
 
 def probe_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
     """Whether each page is readable; takes no lease."""
-    flags: list[bool] = []
-    for _, keys in _batches(query.chain):
+    found: list[bool] = []
+    for _, keys in batches(query.chain):
         question = Probe(query.opened.namespace.id, keys)
         reply = yield from ask(question, Probed, query.deadline_s - clock.now_s())
-        flags += _flags(reply.present, len(keys) // KEY_BYTES)
-    return flags
+        found += flags(reply.present, keys)
+    return found
 
 
 def prefetch_steps(query: Query, clock: Clock) -> Steps[None]:
     """Tell the master what will be read soon."""
-    for _, keys in _batches(query.chain):
+    for _, keys in batches(query.chain):
         hint = Prefetch(query.opened.namespace.id, keys)
         yield from ask(hint, Done, query.deadline_s - clock.now_s())
 
 
 def remove_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
     """Whether each page was there; it is gone everywhere when the answer comes."""
-    flags: list[bool] = []
-    for _, keys in _batches(query.chain):
+    found: list[bool] = []
+    for _, keys in batches(query.chain):
         left_s = query.deadline_s - clock.now_s()
         question = Remove(query.opened.namespace.id, keys, left_s)
         reply = yield from ask(question, Removed, left_s)
-        flags += _flags(reply.removed, len(keys) // KEY_BYTES)
-    return flags
+        found += flags(reply.removed, keys)
+    return found
 
 
-def _flags(packed: bytes, pages: int) -> list[bool]:
+def flags(packed: bytes, keys: bytes) -> list[bool]:
+    """One a page; MalformedMessage unless there are as many as these packed keys."""
+    pages = len(keys) // KEY_BYTES
     if len(packed) != pages:
         raise MalformedMessage(f"{len(packed)} flags for {pages} pages")
     return [flag == 1 for flag in packed]

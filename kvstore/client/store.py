@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
+    from kvstore.wire.messages.pins import PinRow
 
 DEFAULT_MASTERS: Final = f"127.0.0.1:{limits.MASTER_PORT}"
 DEFAULT_TRANSPORTS: Final = ("shm", "tcp")
@@ -307,6 +308,41 @@ class KVStore:
             viewer.end_or_warn()
 
     # The rest.
+
+    def pin(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        owner: str,
+        ttl_s: float,
+        hard: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[bool]:
+        """Keep pages in the pool for `ttl_s` seconds, or until `owner` takes that back.
+
+        Tells for each whether it is pinned: those that are not readable now are not. A hard pin
+        holds against eviction and expiry, and counts against the tenant's quota (OutOfSpace beyond
+        it); a soft one makes pages go last under pressure. What is pinned again by its owner is
+        pinned as told last. A removal ends pins; a restart of the master begins their time anew.
+        """
+        steps = self._calls.pin_steps(opened, chain, owner, ttl_s, timeout_s, hard=hard)
+        return self._run(steps)
+
+    def unpin(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain | None = None,
+        *,
+        owner: str,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Take the owner's pins of these pages back, or all in this namespace: how many."""
+        return self._run(self._calls.unpin_steps(opened, chain, owner, timeout_s))
+
+    def pins(self, *, timeout_s: float | None = None) -> tuple[PinRow, ...]:
+        """All pins of this store's tenant, oldest first."""
+        return self._run(self._calls.list_pins_steps(timeout_s))
 
     def remove(
         self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None

@@ -84,6 +84,17 @@ def put(
     return CALLS.put_request(space, chain, offsets, size_bytes, PutWishes(**wishes))
 
 
+def pin(
+    opened: Wrong = SPACE,
+    chain: Wrong = CHAIN,
+    owner: Wrong = "o",
+    ttl_s: Wrong = 60.0,
+    hard: Wrong = True,
+) -> object:
+    """Prepare a pin of which one argument is wrong."""
+    return next(CALLS.pin_steps(opened, chain, owner, ttl_s, None, hard=hard))
+
+
 ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
     "masters": (KVStore.connect, (*NO_LIST, [], [None], [7700], [b"a:1"])),
     "masters, async": (lambda v: asyncio.run(AsyncKVStore.connect(v)), (*NO_LIST, [], [None])),
@@ -149,6 +160,16 @@ ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
         lambda v: next(CALLS.open_steps(SPACE.namespace, v)),
         (*NO_NUMBER[1:], NAN, float("-inf"), 0, -1, 10**400),
     ),
+    "opened, pin": (lambda v: pin(opened=v), NO_STRUCT),
+    "chain, pin": (lambda v: pin(chain=v), NO_STRUCT),
+    "chain, unpin": (lambda v: next(CALLS.unpin_steps(SPACE, v, "o", None)), NO_STRUCT[1:]),
+    "owner": (lambda v: pin(owner=v), (*NO_TEXT, "", " ", "a\nb", "x" * 513)),
+    "owner, unpin": (
+        lambda v: next(CALLS.unpin_steps(SPACE, CHAIN, v, None)),
+        (*NO_TEXT, "", "x" * 513),
+    ),
+    "hard": (lambda v: pin(hard=v), NO_BOOL),
+    "ttl_s, pin": (lambda v: pin(ttl_s=v), (*NO_NUMBER, NAN, 0, -1, 10**400)),
     "hints": (lambda v: CALLS.query(SPACE, CHAIN, None, hints=v), NO_STRUCT[1:]),
     "hints, put": (lambda v: put(hints=v), NO_STRUCT[1:]),
     "turn": (lambda v: put(hints=Hints(turn=v)), (*NO_INT[1:], 0, -1, 1 << 70)),

@@ -144,6 +144,18 @@ def test_a_removal_ends_everybodys_pins() -> None:
     assert not any(key.startswith("pins/") for key in pool.rig.store)
 
 
+def test_a_removal_is_answered_when_the_end_of_pins_is_durable() -> None:
+    pool = Pool()
+    pool.pin()
+    pool.rig.holds_persists = True
+    assert pool.space.remove(KEYS) is None
+    pool.rig.holds_persists = False
+    asked = pool.rig.last_request
+    pool.rig.store_all()
+    assert pool.rig.reply(pool.rig.engine, asked) is not None
+    assert not any(key.startswith("pins/") for key in pool.rig.store)
+
+
 def test_pages_that_are_not_readable_are_not_pinned() -> None:
     pool = Pool()
     pool.space.remove(KEYS[-KEY_BYTES:])
@@ -261,7 +273,7 @@ def test_pinned_pages_make_no_room_for_another_size() -> None:
 @pytest.mark.parametrize(
     ("owner", "ttl_s", "text"),
     [
-        ("", 60.0, "owner: got '', want a name of 1 to 512 bytes"),
+        ("", 60.0, "owner: got '', want a name that can be printed"),
         ("a\nb", 60.0, "owner: got"),
         ("x" * 513, 60.0, "owner: got"),
         ("o", 0.0, "ttl_s: got 0.0, want 1.0 to 604800.0 seconds, or inf"),
