@@ -1,12 +1,12 @@
 """Pages that a client left on a device: pulled straight from its memory there.
 
 The client's block was opened by its handle, and stays open while a pull uses it. Must not know
-sessions; into a segment on the same device, `HbmSegment.fill` copies without the host.
+sessions; into a segment on the same device, `workers.device_pull` copies without the host.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, Unavailable
 from kvstore.transfer.bounce import GROUP_BYTES
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSource:
-    """Pages in an opened block (see `ingest.Source`), for segments in host memory."""
+    """Pages in an opened block (see `ingest.Source`)."""
 
     group_bytes = GROUP_BYTES
 
@@ -33,17 +33,17 @@ class DeviceSource:
         if offsets and max(offsets) > last:
             want = f"0 to {last}, for {part_bytes} bytes in a block of {block.size_bytes}"
             raise BadValue("source.offsets", max(offsets), want)
-        self._block = block
-        self._offsets = offsets
+        self.memory: Final = block
+        self.offsets: Final = offsets
 
     def fill(self, page: int, target: Target) -> None:
         """Copy each page to its extent, all at once."""
         moves = [
-            Move(i * target.stride, self._offsets[page + i] + target.start, target.size_bytes)
+            Move(i * target.stride, self.offsets[page + i] + target.start, target.size_bytes)
             for i in range(target.count)
         ]
         try:
-            self._block.copy_to(Memory(target.view, target.address), moves)
+            self.memory.copy_to(Memory(target.view, target.address), moves)
         except Unavailable as error:
             raise PullFailed(Outcome.SOURCE_LOST, str(error)) from error
 

@@ -8,6 +8,7 @@ client's buffer (here), a stream (here), or the transfer engine.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from array import array
 from operator import eq
 from typing import TYPE_CHECKING, Final, Protocol
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.transfers import FindEngine
     from workers.events import StartPull
     from workers.sharing import ClientBuffer
-    from workers.tiers.tier import MemorySegment
+    from workers.tiers.tier import ExtentSegment, MemorySegment
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -175,13 +176,16 @@ class StreamSource:
             raise PullFailed(Outcome.SOURCE_LOST, str(error)) from error
 
 
-class Pull:
-    """One StartPull in progress, into memory. `run` is for one thread; `cancel` for any."""
+class ExtentPull(ABC):
+    """One StartPull in progress, part by part as it is. `run` is for one thread; `cancel` for any.
+
+    How the bytes of an extent come in and are hashed is the subclass's, by the segment's medium.
+    """
 
     stored_max: Final = 0
-    """As in Ingested: parts lie in memory as they are."""
+    """As in Ingested: nothing is encoded."""
 
-    def __init__(self, segment: MemorySegment, start: StartPull, source: Source) -> None:
+    def __init__(self, segment: ExtentSegment, start: StartPull, source: Source) -> None:
         """Nothing is touched yet."""
         message = start.message
         self._segment = segment
@@ -294,37 +298,54 @@ class Pull:
             outcomes += bytes((why,)) * (count - len(outcomes))
         return bytes(outcomes)
 
+    @abstractmethod
     def _fill_pages(self, page: int, offset: int, wanted: list[int]) -> bytes:
         """Bring neighbours, then hash them where they lie now, not at the source (I3)."""
+
+    @abstractmethod
+    def _fill_large(self, page: int, offset: int, wanted: int) -> int:
+        """The same for a page that is larger than a group."""
+
+
+class Pull(ExtentPull):
+    """Into memory that this process has mapped."""
+
+    def __init__(self, segment: MemorySegment, start: StartPull, source: Source) -> None:
+        """Nothing is touched yet."""
+        super().__init__(segment, start, source)
+        self._payload = segment.payload
+        self._address = segment.payload_address
+
+    def _fill_pages(self, page: int, offset: int, wanted: list[int]) -> bytes:
         size, stride, count = self._start.message.part_bytes, self._start.size_class, len(wanted)
         length = count * stride
-        view = self._segment.payload[offset : offset + length]
-        address = self._segment.payload_address + offset
+        view, address = self._payload[offset : offset + length], self._address + offset
         self._source.fill(page, Target(view, address, size, stride, count))
         digest, seeds = seeded_checksum, self._seeds[page : page + count]
         found = [
             digest(view[at : at + size], seed)
             for at, seed in zip(range(0, length, stride), seeds, strict=True)
         ]
-        if found == wanted:
-            return bytes(count)
-        return bytes(
-            Outcome.OK if is_same else Outcome.CHECKSUM for is_same in map(eq, found, wanted)
-        )
+        return compared(found, wanted)
 
     def _fill_large(self, page: int, offset: int, wanted: int) -> int:
-        """The same for a page that is larger than a group."""
         size, group = self._start.message.part_bytes, self._source.group_bytes
         checksum = growing_checksum(seed=self._seeds[page])
         for start in range(0, size, group):
             if self._is_cancelled:
                 return Outcome.FENCED
             at, length = offset + start, min(group, size - start)
-            view = self._segment.payload[at : at + length]
-            address = self._segment.payload_address + at
-            self._source.fill(page, Target(view, address, length, length, 1, start))
+            view = self._payload[at : at + length]
+            self._source.fill(page, Target(view, self._address + at, length, length, 1, start))
             checksum.update(view)
         return Outcome.OK if checksum.intdigest() == wanted else Outcome.CHECKSUM
+
+
+def compared(found: list[int], wanted: list[int]) -> bytes:
+    """An Outcome a page: whether an extent holds what its writer has hashed."""
+    if found == wanted:
+        return bytes(len(wanted))
+    return bytes(Outcome.OK if is_same else Outcome.CHECKSUM for is_same in map(eq, found, wanted))
 
 
 def _part(stretch: Stretch, start: int, count: int, size_class: int) -> Stretch:

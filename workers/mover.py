@@ -11,38 +11,16 @@ from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.puts import ExtentSource
 from workers.disk_pull import DiskSource
-from workers.ingest import GROUP_BYTES
+from workers.extent_sources import HbmSource, MemorySource
+from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
     from workers.events import StartPull
-    from workers.ingest import Source, Target
+    from workers.ingest import Source
     from workers.service import Service
-    from workers.tiers.tier import MemorySegment
-
-
-class MemorySource:
-    """Pages in a segment in memory. The state machine keeps them as they are meanwhile."""
-
-    group_bytes = GROUP_BYTES
-
-    def __init__(self, segment: MemorySegment, offsets: array[int]) -> None:
-        """One offset a page of the request."""
-        self._base = segment.payload_address
-        self._offsets = offsets
-
-    def fill(self, page: int, target: Target) -> None:
-        """Copy."""
-        to, base = target.address, self._base + target.start
-        for offset in self._offsets[page : page + target.count]:
-            copy_bytes(to, base + offset, target.size_bytes)
-            to += target.stride
-
-    def cancel(self) -> None:
-        """A group of copies ends by itself."""
 
 
 class Mover:
@@ -75,4 +53,6 @@ class Mover:
         segment = self._service.segments[source.segment]
         if isinstance(segment, NvmeSegment):
             return DiskSource(segment, start)
+        if isinstance(segment, HbmSegment):
+            return HbmSource(segment, start)
         return MemorySource(segment, array("Q", source.offsets))

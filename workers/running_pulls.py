@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workers.disk_pull import DiskPull
-    from workers.ingest import Pull
+    from workers.ingest import ExtentPull
 
-    RunningPull = Pull | DiskPull
+    RunningPull = ExtentPull | DiskPull
 
 
 class RunningPulls:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, Generation, PageKey
 from kvstore.record import is_sealed_as
 from kvstore.segment import size_class_of
+from kvstore.transfer.memory import Memory
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.transfers import (
@@ -29,18 +31,19 @@ from kvstore.wire.messages.transfers import (
     StageExtents,
 )
 from workers.tiers.guarded_file import OutOfService
+from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
 from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvstore.rpc.frame_socket import FrameSocket
     from workers.extent_table import SegmentTable
     from workers.tiers.tier import Segment
 
 LOADED_BYTES: Final = 4 * limits.MIB
-"""Of a disk's pages in memory at once, for each connection."""
+"""Of a disk's or a device's pages in memory at once, for each connection."""
 
 
 class Asked(msgspec.Struct, gc=False):
@@ -79,9 +82,13 @@ def send_extents(
     classes = _classes(asked, segment, tables)
     outcomes = _sealed(asked, segment, classes)
     pages = [page for page, outcome in enumerate(outcomes) if outcome == Outcome.OK]
-    if isinstance(segment, NvmeSegment):
+    if isinstance(segment, HbmSegment | NvmeSegment):
+        if isinstance(segment, HbmSegment):
+            load = partial(_load_from_device, message, asked, segment)
+        else:
+            load = partial(_load_from_disk, asked, segment, classes)
         link.send(FrameKind.REPLY, request_id, ReadStarted(outcomes))
-        ended = _send_from_disk(link, asked, segment, classes, outcomes)
+        ended = _send_loaded(link, asked, outcomes, load)
         link.send(FrameKind.REPLY, request_id, ReadEnded(ended))
     else:
         views = _views(segment.payload, asked, pages) if segment is not None else []
@@ -91,37 +98,55 @@ def send_extents(
     return len(pages) * asked.part_bytes
 
 
-def _send_from_disk(
+def _send_loaded(
     link: FrameSocket,
     asked: Asked,
-    segment: NvmeSegment,
-    classes: Sequence[int],
     started: bytes,
+    load: Callable[[list[int], Memory, range], bytes],
 ) -> bytes:
     """Send the pages that were promised, a few at a time; what became of each.
 
-    A page that could not be brought is sent as zeros, since its bytes are waited for.
+    `load` brings pages to places. One that could not be brought is sent as zeros, since its bytes
+    are waited for.
     """
     size, outcomes = asked.part_bytes, bytearray(started)
     stride, pages = size_class_of(size), [i for i, each in enumerate(started) if not each]
     group = max(1, min(len(pages), LOADED_BYTES // stride))
-    memory = memoryview(mmap.mmap(-1, group * stride))
+    memory = Memory.of("memory", mmap.mmap(-1, group * stride), writable=True)
     for first in range(0, len(pages), group):
         some = pages[first : first + group]
-        views = [memory[i * stride : i * stride + size] for i in range(len(some))]
-        found = segment.read(
-            [
-                PartToRead(
-                    Extent(asked.offsets[page], classes[page]), asked.key(page), asked.part,
-                    Generation(asked.generations[page]), view,
-                )
-                for page, view in zip(some, views, strict=True)
-            ]
-        )  # fmt: skip
-        for page, each in zip(some, found, strict=True):
-            outcomes[page] = each.outcome
-        link.send_raw(views)
+        places = range(0, len(some) * stride, stride)
+        for page, outcome in zip(some, load(some, memory, places), strict=True):
+            outcomes[page] = outcome
+        link.send_raw([memory.view[place : place + size] for place in places])
     return bytes(outcomes)
+
+
+def _load_from_disk(
+    asked: Asked, segment: NvmeSegment, classes: Sequence[int],
+    pages: list[int], into: Memory, places: range,
+) -> bytes:  # fmt: skip
+    parts = [
+        PartToRead(
+            Extent(asked.offsets[page], classes[page]), asked.key(page), asked.part,
+            Generation(asked.generations[page]), into.view[place : place + asked.part_bytes],
+        )
+        for page, place in zip(pages, places, strict=True)
+    ]  # fmt: skip
+    return bytes(each.outcome for each in segment.read(parts))
+
+
+def _load_from_device(
+    message: ReadExtents, asked: Asked, segment: HbmSegment,
+    pages: list[int], into: Memory, places: range,
+) -> bytes:  # fmt: skip
+    some = msgspec.structs.replace(
+        message,
+        keys=b"".join([asked.key(page) for page in pages]),
+        offsets=array("Q", [asked.offsets[page] for page in pages]).tobytes(),
+        generations=array("Q", [asked.generations[page] for page in pages]).tobytes(),
+    )
+    return segment.read(some, into, places)
 
 
 def asked_pages(message: ReadExtents | CheckRecords | StageExtents) -> Asked:

@@ -20,6 +20,7 @@ from kvstore.wire.messages.puts import ExtentSource, Ingested, Sealed
 from workers import events
 from workers.client_buffers import ClientBuffers
 from workers.data_session import never_started
+from workers.device_pull import DevicePull
 from workers.disk_pull import DiskPull
 from workers.disk_watch import DiskWatch
 from workers.events import MOVER, AnswerIngest, PullEnded, RefuseIngest, StartPull
@@ -28,8 +29,9 @@ from workers.metrics import Counts
 from workers.mover import Mover
 from workers.running_pulls import RunningPulls
 from workers.tiers.guarded_file import OutOfService
+from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
-from workers.verification import verify, verify_on_disk
+from workers.verification import verify, verify_on_device, verify_on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from workers.running_pulls import RunningPull
     from workers.staging import Staging
     from workers.state import WorkerState
-    from workers.tiers.tier import MemorySegment, Segment
+    from workers.tiers.tier import ExtentSegment, MemorySegment, Segment
 
     RecordWork = events.WriteFree | events.WriteRemoved
 
@@ -96,7 +98,9 @@ class Service:
     def shared_segments(self) -> list[MemorySegment]:
         """What clients of this host map."""
         found: list[MemorySegment] = [
-            each for each in self.segments.values() if not isinstance(each, NvmeSegment)
+            each
+            for each in self.segments.values()
+            if not isinstance(each, HbmSegment | NvmeSegment)
         ]
         return found if self.staging is None else [*found, self.staging.segment]
 
@@ -106,6 +110,8 @@ class Service:
         pull: RunningPull
         if isinstance(segment, NvmeSegment):
             pull = DiskPull(segment, start, source)
+        elif isinstance(segment, HbmSegment):
+            pull = DevicePull(segment, start, source)
         else:
             pull = Pull(segment, start, source)
         self.pulls.begin(start.pull, pull)
@@ -221,7 +227,8 @@ class Service:
         try:
             rows = segment.records.rows(start, size_class, action.listed)
         except OutOfService:
-            rows = b""  # what cannot be read is in nobody's way: nothing is planned there any more
+            self.dispatch(events.MasterAnswered(action.call, None))
+            return  # the inventory ends; the next registration will know that the disk has failed
         message = InventoryRows(segment.id, segment.incarnation, start, size_class, rows)
         self._control().call(action.call, message)
 
@@ -246,7 +253,7 @@ class Service:
             outcome = segment.write_removed(extents.stretches, extents.size_class)
         self.dispatch(events.WorkEnded(action.work, bytes((outcome,)) * extents.count))
 
-    def _write_free(self, segment: MemorySegment, extents: ExtentGroup) -> bytes:
+    def _write_free(self, segment: ExtentSegment, extents: ExtentGroup) -> bytes:
         """FREE records first, so that no reader can begin; then see whether one still holds."""
         outcomes = bytearray()
         for stretch in extents.stretches:
@@ -265,9 +272,7 @@ class Service:
         segment, size_class = self.segments[action.extents.segment], action.extents.size_class
         try:
             outcomes = bytes(
-                verify_on_disk(segment, offset, size_class)
-                if isinstance(segment, NvmeSegment)
-                else verify(segment, offset, size_class)
+                _verified(segment, offset, size_class)
                 for stretch in action.extents.stretches
                 for offset in range(
                     stretch.offset, stretch.offset + stretch.count * size_class, size_class
@@ -277,3 +282,11 @@ class Service:
             LOG.exception("check of %s failed", action.extents.segment)
             outcomes = bytes((Outcome.TRANSPORT,)) * action.extents.count
         self.dispatch(events.WorkEnded(action.work, outcomes))
+
+
+def _verified(segment: Segment, offset: int, size_class: int) -> Outcome:
+    if isinstance(segment, NvmeSegment):
+        return verify_on_disk(segment, offset, size_class)
+    if isinstance(segment, HbmSegment):
+        return verify_on_device(segment, offset, size_class)
+    return verify(segment, offset, size_class)

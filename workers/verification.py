@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvstore.errors import CorruptPage
-from kvstore.page import payload_checksum
+from kvstore.errors import CorruptPage, OutOfSpace, Unavailable
+from kvstore.page import checksum_seeds, payload_checksum
 from kvstore.record import RecordState, unpack_record
 from kvstore.wire.messages.common import Outcome
 from workers.tiers.guarded_file import OutOfService
+from workers.tiers.hbm import Extents
 from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
     from kvstore.record import Record
     from workers.record_table import RecordTable
+    from workers.tiers.hbm import HbmSegment
     from workers.tiers.nvme import NvmeSegment
 
 
@@ -61,6 +63,19 @@ def verify_on_disk(segment: NvmeSegment, offset: int, size_class: int) -> Outcom
     (found,) = segment.read([PartToRead(extent, record.key, record.part, record.generation, into)])
     is_known = found.outcome in {Outcome.OK, Outcome.TRANSPORT}
     return found.outcome if is_known else Outcome.CHECKSUM
+
+
+def verify_on_device(segment: HbmSegment, offset: int, size_class: int) -> Outcome:
+    """The same of what lies on a device; TRANSPORT where that cannot be read."""
+    record = _sealed(segment.records, offset, size_class)
+    if record is None:
+        return Outcome.CHECKSUM
+    extents = Extents(offset, 1, size_class, record.payload_bytes)
+    try:
+        (found,) = segment.checksums(extents, checksum_seeds(record.key, record.part))
+    except (OutOfSpace, Unavailable):
+        return Outcome.TRANSPORT
+    return Outcome.OK if found == record.checksum else Outcome.CHECKSUM
 
 
 def _sealed(records: RecordTable, offset: int, size_class: int) -> Record | None:

@@ -49,7 +49,7 @@ from kvstore.wire.messages.transfers import (
     ReadExtents,
     ReadStarted,
 )
-from tests.unit import nvme_parts
+from tests.unit import hbm_segments, nvme_parts
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened, sealed_memfd
 from workers.control_link import ControlLink
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from kvstore.errors import KVStoreError
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.rpc.peer import Peer
+    from kvstore.transfer.device import Device
     from kvstore.wire.messages.base import Message
     from tests.fake_disk import FakeDisk
     from workers.tiers.tier import Segment
@@ -199,7 +200,7 @@ class Rig:
 
     def __init__(
         self, folder: Path, leader: Leader, *, clock: Clock | None = None,
-        secret: bytes | None = None, disk: FakeDisk | None = None,
+        secret: bytes | None = None, disk: FakeDisk | None = None, device: Device | None = None,
     ) -> None:  # fmt: skip
         """Start everything; `folder` and `disk` keep the segments between lives."""
         self.leader = leader
@@ -217,6 +218,10 @@ class Rig:
             below = SegmentTable(nvme.id, nvme.incarnation, nvme.geometry, holds_encoded=True)
             below.adopt(self.adopted.adopted)
             tables.append(below)
+        if device is not None:
+            self.hbm = hbm_segments.opened(device)
+            segments.append(self.hbm)
+            tables.append(SegmentTable(self.hbm.id, self.hbm.incarnation, self.hbm.geometry))
         self._sockets = [bind(f"unix:{folder}/w.sock", secret), bind("127.0.0.1:0", secret)]
         self.unix, self.tcp = (bound_address(sock) for sock in self._sockets)
         tiers = {str(segment.id): str(segment.tier) for segment in segments}
@@ -320,10 +325,10 @@ def column(values: array[int] | list[int]) -> bytes:
 @contextlib.contextmanager
 def running(
     folder: Path, leader: Leader, clock: Clock | None = None, secret: bytes | None = None,
-    disk: FakeDisk | None = None,
+    disk: FakeDisk | None = None, device: Device | None = None,
 ) -> Iterator[Rig]:  # fmt: skip
     """A worker that serves, until the block ends."""
-    rig = Rig(folder, leader, clock=clock, secret=secret, disk=disk)
+    rig = Rig(folder, leader, clock=clock, secret=secret, disk=disk, device=device)
     try:
         leader.await_served()
         yield rig
@@ -332,12 +337,12 @@ def running(
 
 
 @contextlib.contextmanager
-def pool(disk: FakeDisk | None = None) -> Iterator[Rig]:
+def pool(disk: FakeDisk | None = None, device: Device | None = None) -> Iterator[Rig]:
     """A leader and a worker that serves, in a folder of their own."""
     with memory_folder() as folder:
         leader = Leader()
         try:
-            with running(folder, leader, disk=disk) as rig:
+            with running(folder, leader, disk=disk, device=device) as rig:
                 yield rig
         finally:
             leader.stop()

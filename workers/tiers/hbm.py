@@ -99,10 +99,10 @@ class HbmSegment:
             self._view = memoryview(self._map)
             undo.callback(self._unmap)
             self.records: Final = RecordTable(MappedRecords(self._fd, self._view), geometry)
-            self.sources: Final = Bounces(device)
+            self.sources: Final = Bounces(device, geometry.chunk_bytes)
             """For bytes on their way into the segment from elsewhere than memory."""
             undo.callback(self.sources.close)
-            self._checks = Bounces(device)
+            self._checks = Bounces(device, geometry.chunk_bytes)
             undo.callback(self._checks.close)
             self._chunks: dict[int, Block] = {}
             undo.callback(self._close_chunks)

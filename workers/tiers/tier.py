@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
     from kvstore.ids import Incarnation, SegmentId
     from kvstore.replica import Tier
     from kvstore.segment import Geometry
-    from workers.locks import ExtentLocks
+    from workers.events import Stretch
     from workers.record_table import RecordTable
 
 
-class MemorySegment(Protocol):
-    """One segment that this process owns and has mapped. Offsets are of the payload area."""
+class Locks(Protocol):
+    """The owner's side of the locks by which readers keep extents."""
+
+    def try_lock(self, stretch: Stretch, size_class: int) -> bytes:
+        """Take neighbours for writing: one byte an extent, 0 where a reader has it."""
+        ...
+
+    def unlock(self, stretch: Stretch, size_class: int) -> None:
+        """Give them back."""
+        ...
+
+
+class ExtentSegment(Protocol):
+    """One segment that this process owns, its records mapped, its parts lying as they are.
+
+    Offsets are of the payload area.
+    """
 
     @property
     def id(self) -> SegmentId:
@@ -38,6 +54,28 @@ class MemorySegment(Protocol):
         ...
 
     @property
+    def records(self) -> RecordTable:
+        """Its record tables."""
+        ...
+
+    @property
+    def locks(self) -> Locks:
+        """What a writer takes first."""
+        ...
+
+    def open_for_reader(self) -> int:
+        """A read-only descriptor of its own open file description; the caller's to close."""
+        ...
+
+    def close(self) -> None:
+        """Give the ownership up; nothing may use the segment any more."""
+        ...
+
+
+class MemorySegment(ExtentSegment, Protocol):
+    """One that this process has mapped whole."""
+
+    @property
     def payload(self) -> memoryview:
         """The payload area, writable, as unsigned bytes."""
         ...
@@ -45,16 +83,6 @@ class MemorySegment(Protocol):
     @property
     def payload_address(self) -> int:
         """Where the payload area lies in this process."""
-        ...
-
-    @property
-    def records(self) -> RecordTable:
-        """Its record tables."""
-        ...
-
-    @property
-    def locks(self) -> ExtentLocks:
-        """The owner's side of the readers' locks."""
         ...
 
     @property
@@ -66,13 +94,5 @@ class MemorySegment(Protocol):
         """
         ...
 
-    def open_for_reader(self) -> int:
-        """A read-only descriptor of its own open file description; the caller's to close."""
-        ...
 
-    def close(self) -> None:
-        """Unmap and give the ownership up; nothing may use the segment any more."""
-        ...
-
-
-Segment: TypeAlias = MemorySegment | NvmeSegment
+Segment: TypeAlias = HbmSegment | MemorySegment | NvmeSegment
