@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kvstore.client.store import KVStore
 from kvstore.connectors.transformers import PooledPrefix
+from kvstore.hints import Hints
 from workers.conversation import asked, question_tokens, read_document
 from workers.demo_reports import DecodeReport, Turn, read_report, write_report
 from workers.engine_options import engine_parser, load_model, run_program, say, secret_of
@@ -49,11 +50,11 @@ class Start(NamedTuple):
 class Prefixes(Protocol):
     """Where the KV of a prompt's beginning comes from, and who gets that of the whole."""
 
-    def fetch(self, tokens: Sequence[int]) -> Start:
-        """The beginning of a prompt, at least one token short of it."""
+    def fetch(self, tokens: Sequence[int], turn: int) -> Start:
+        """The beginning of a chat's prompt in this turn, at least one token short of it."""
         ...
 
-    def store(self, tokens: Sequence[int], cache: DynamicCache) -> int:
+    def store(self, tokens: Sequence[int], cache: DynamicCache, turn: int) -> int:
         """Keep what the cache holds of `tokens`; returns the pages stored."""
         ...
 
@@ -65,14 +66,14 @@ class FromPool:
         """Ask nothing yet."""
         self._prefix = prefix
 
-    def fetch(self, tokens: Sequence[int]) -> Start:
+    def fetch(self, tokens: Sequence[int], turn: int) -> Start:
         """What the pool has."""
-        cache, fetched = self._prefix.fetch(tokens)
+        cache, fetched = self._prefix.fetch(tokens, hints=Hints(turn=turn))
         return Start(cache, fetched.tokens, fetched.bytes_moved, fetched.trouble)
 
-    def store(self, tokens: Sequence[int], cache: DynamicCache) -> int:
+    def store(self, tokens: Sequence[int], cache: DynamicCache, turn: int) -> int:
         """Into the pool."""
-        return self._prefix.store(tokens, cache).stored
+        return self._prefix.store(tokens, cache, hints=Hints(turn=turn)).stored
 
 
 class Alone:
@@ -84,7 +85,7 @@ class Alone:
         self._splits = iter(splits)
         self._last: tuple[list[int], DynamicCache] = ([], language.empty_cache())
 
-    def fetch(self, tokens: Sequence[int]) -> Start:
+    def fetch(self, tokens: Sequence[int], turn: int) -> Start:
         """Compute the first part of the prompt.
 
         For the next turn of a chat that is what the last one left behind: there too, the pages of
@@ -101,7 +102,7 @@ class Alone:
             append(self._language.model, cache, tokens[:split])
         return Start(cache, split)
 
-    def store(self, tokens: Sequence[int], cache: DynamicCache) -> int:
+    def store(self, tokens: Sequence[int], cache: DynamicCache, turn: int) -> int:
         """Remember it for the next turn of the same chat."""
         self._last = (list(tokens[: cache.get_seq_length()]), cache)
         return 0
@@ -138,7 +139,8 @@ class Talk:
 
     def _turn(self, question: str, prompt: list[int]) -> Turn:
         started = time.perf_counter()
-        start = self._prefixes.fetch(prompt)
+        number = len(self._generated) + 1
+        start = self._prefixes.fetch(prompt, number)
         fetched = time.perf_counter()
         first = append(self._language.model, start.cache, prompt[start.reused_tokens :])
         answered = time.perf_counter()
@@ -156,7 +158,7 @@ class Talk:
             first_token_s=answered - started if start.cold_s is None else start.cold_s,
             fetch_s=fetched - started,
             bytes_moved=start.bytes_moved,
-            pages_stored=self._prefixes.store([*prompt, *answer.tokens], start.cache),
+            pages_stored=self._prefixes.store([*prompt, *answer.tokens], start.cache, number),
             trouble=start.trouble,
         )
         self._generated.append(range(len(prompt), len(prompt) + len(answer.tokens)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
@@ -106,6 +107,14 @@ def test_the_next_turn_reuses_what_was_generated(
     assert 0 < third.reused_generated_tokens <= len(opening.generated) + len(second.generated)
     if second.reused_tokens >= opening.prompt_tokens:
         assert second.reused_tokens <= answered
+
+
+def test_each_chat_says_which_of_its_turns_this_is(
+    store: FakeStore, language: LanguageModel, prefix: PooledPrefix
+) -> None:
+    talked(language, FromPool(prefix))
+    turns = [hints.turn for _, _, hints in store.heard if hints is not None]
+    assert [turn for turn, _ in groupby(turns)] == [1, 2, 3]
 
 
 def test_a_pool_in_trouble_changes_no_answer(store: FakeStore, language: LanguageModel) -> None:
