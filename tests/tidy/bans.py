@@ -50,7 +50,7 @@ NAMES: Final = (
             "a Clock's monotonic time: no wall clock decides anything",
             but=("kvstore/cli/*", "benchmarks/*"),
         )
-        for name in ("time.time", "time.time_ns")
+        for name in ("time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime")
     ),
     *(
         Ban(name, "ManualClock: advance it, or wait for the event itself", TIMELESS)
