@@ -162,7 +162,8 @@ class CheckExtents(Message, frozen=True, tag=99):
 
 class ExtentsConfirmed(Message, frozen=True, tag=100):
     """Worker to master: one Outcome byte an extent. OK = done; BUSY = a reader holds it, ask
-    again; FENCED and STALE = refused as a whole (old epoch, other incarnation)."""
+    again; TRANSPORT = it is not durable on its disk, ask again; FENCED and STALE = refused
+    as a whole (old epoch, other incarnation)."""
 
     epoch: int
     outcomes: bytes

@@ -1,0 +1,48 @@
+"""What a worker counts of its tiers, and that monitoring sees each of it."""
+
+from __future__ import annotations
+
+from kvstore.replica import Tier
+from kvstore.wire.messages.common import Outcome
+from workers.metrics import Counts, DiskLook, Look, SegmentLook, StagingLook, exposition
+
+DISK = DiskLook("read_only", "EROFS", True, 3, 11, 1100, 2200, 13, 1300, {"stale": 5})
+
+
+def look(moves: dict[str, int]) -> Look:
+    return Look(
+        "w", "c", 1, True, False, 0, 0, 0, 0, 0, 0, 0, {}, moves,
+        (SegmentLook("m", "dram", 1, 64, 0, 1, 0), SegmentLook("n", "nvme", 1, 64, 0, 1, 0, DISK)),
+        StagingLook(256, 7, 8, 9, 10),
+    )  # fmt: skip
+
+
+def test_moves_are_counted_by_way_and_only_where_pages_arrived() -> None:
+    counts = Counts()
+    counts.note_move(Tier.DRAM, Tier.NVME, bytes((0, 0, Outcome.TOO_BIG)))
+    counts.note_move(Tier.DRAM, Tier.NVME, bytes(3))
+    counts.note_move(Tier.NVME, Tier.DRAM, bytes((Outcome.CHECKSUM,)))
+    assert counts.moves == {"dram-nvme": 5, "nvme-dram": 0}
+
+
+def test_every_figure_of_a_disk_is_exposed() -> None:
+    lines = set(exposition(lambda: look({"dram-nvme": 5})).decode().splitlines())
+    assert lines >= {
+        'kvharbor_worker_moved_pages_total{way="dram-nvme"} 5.0',
+        'kvharbor_worker_disk_state{segment="n",state="serving"} 0.0',
+        'kvharbor_worker_disk_state{segment="n",state="read_only"} 1.0',
+        'kvharbor_worker_disk_state{segment="n",state="failed"} 0.0',
+        'kvharbor_worker_disk_errors_total{segment="n"} 3.0',
+        'kvharbor_worker_disk_parts_total{kind="written",segment="n"} 11.0',
+        'kvharbor_worker_disk_parts_total{kind="read",segment="n"} 13.0',
+        'kvharbor_worker_disk_bytes_total{kind="written",segment="n"} 1100.0',
+        'kvharbor_worker_disk_bytes_total{kind="read",segment="n"} 1300.0',
+        'kvharbor_worker_disk_payload_bytes_total{segment="n"} 2200.0',
+        'kvharbor_worker_disk_misses_total{outcome="stale",segment="n"} 5.0',
+        "kvharbor_worker_staging_capacity_bytes 256.0",
+        'kvharbor_worker_staged_pages_total{result="loaded"} 7.0',
+        'kvharbor_worker_staged_pages_total{result="found"} 8.0',
+        'kvharbor_worker_staged_pages_total{result="busy"} 9.0',
+        'kvharbor_worker_staged_pages_total{result="failed"} 10.0',
+    }
+    assert not any('segment="m"' in line for line in lines if "_disk_" in line)
