@@ -52,6 +52,8 @@ _WORK_OF: Final = {
     CheckExtents: WorkKind.CHECK,
 }
 
+_BECOMES: Final = {WorkKind.FREE: RecordState.FREE, WorkKind.REMOVE: RecordState.REMOVED}
+
 _ACTION_OF: Final[dict[WorkKind, type[WriteFree | WriteRemoved | VerifyPayloads]]] = {
     WorkKind.FREE: WriteFree,
     WorkKind.REMOVE: WriteRemoved,
@@ -112,9 +114,15 @@ class Commands:
         return [action for command in list(self.open.values()) for action in self._advance(command)]
 
     def ended(self, work: Work, outcomes: bytes) -> list[Action]:
-        """A free, removal or check is done."""
+        """A free, removal or check is done; what could not be written stays what it was."""
+        done = 0
         for stretch in work.extents.stretches:
-            work.table.chunks[stretch.chunk_start].vacate(stretch)
+            chunk = work.table.chunks[stretch.chunk_start]
+            chunk.vacate(stretch)
+            written = outcomes[done : done + stretch.count]
+            done += stretch.count
+            if work.kind in _BECOMES:
+                chunk.restate(stretch, written, _BECOMES[work.kind])
         if work.kind is WorkKind.FREE:
             self._holdings.note_locks(work.extents, (each == Outcome.BUSY for each in outcomes))
         command = self.open.get(work.owner)
@@ -208,7 +216,6 @@ def _decide_free(chunk: ChunkTable, slot: int, generation: int) -> int:
     """Free an idle extent of that or a lower generation, and refuse those from now on."""
     if chunk.generations[slot] > generation:
         return Outcome.OK
-    chunk.states[slot] = RecordState.FREE
     chunk.generations[slot] = generation
     chunk.outcomes[slot] = Outcome.FENCED
     return CHOSEN
@@ -222,5 +229,4 @@ def _decide_removal(chunk: ChunkTable, slot: int, generation: int) -> int:
         chunk.generations[slot] = generation  # a removed generation never returns
         chunk.outcomes[slot] = Outcome.FENCED
         return Outcome.OK
-    chunk.states[slot] = RecordState.REMOVED
     return CHOSEN

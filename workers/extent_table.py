@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NOBODY: Final = 0
 """In a chunk's column of works: works are numbered from 1."""
+_WRITTEN: Final = (Outcome.OK, Outcome.BUSY)
 
 
 class ChunkTable:
@@ -87,6 +88,16 @@ class ChunkTable:
             self.states[first:stop] = bytes(states)
         self.outcomes[first:stop] = outcomes
         self.vacate(stretch)
+
+    def restate(self, stretch: Stretch, outcomes: bytes, state: RecordState) -> None:
+        """Records were written, where the outcome is OK, or BUSY because of a reader's lock."""
+        if not any(outcomes):
+            first, stop = stretch.slot, stretch.slot + stretch.count
+            self.states[first:stop] = bytes((state,)) * stretch.count
+            return
+        for slot, outcome in enumerate(outcomes, stretch.slot):
+            if outcome in _WRITTEN:
+                self.states[slot] = state
 
     def occupy(self, stretch: Stretch, work: int) -> None:
         """Give extents to a work; they must be idle."""

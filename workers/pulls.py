@@ -130,9 +130,9 @@ class Pulls:
         places: list[Place | None] = []
         if request.sources is not None:
             places = request.sources.places(self._holdings, request.checksums)
-        must_wait = self._is_paused(message.segment) or any(
-            place is not None and place.is_busy for place in places
-        )
+        must_wait = self._is_paused(message.segment)
+        if places:
+            must_wait |= any(place is not None and place.is_busy for place in places)
         for stretch in stretches:
             chunk = table.cut(stretch.offset, size_class)
             chunks.append(chunk)
@@ -149,18 +149,20 @@ class Pulls:
     def _start(
         self, request: Request, extents: ExtentGroup, places: list[Place | None]
     ) -> StartPull:
-        message, outcomes = request.message, request.outcomes
-        # Those of the pages that are left to be pulled; a move's other sources are let go.
-        taken = [
-            place if outcome == UNDECIDED else None
-            for place, outcome in zip(places, outcomes, strict=False)
-        ]
-        sources = tuple(place for place in taken if place is not None)
+        message, sources, classes = request.message, tuple[Place, ...](), tuple[int, ...]()
+        if places:
+            # Those of the pages that are left to be pulled; a move's other sources are let go.
+            taken = [
+                place if outcome == UNDECIDED else None
+                for place, outcome in zip(places, request.outcomes, strict=True)
+            ]
+            sources = tuple(place for place in taken if place is not None)
+            classes = tuple(0 if place is None else place.chunk.size_class for place in taken)
         work = self._holdings.begin(WorkKind.PULL, request.id, extents, message.generation, sources)
         self.running[work.id] = request
         return StartPull(
             work.id, request.id, request.session, message, extents.size_class, extents.stretches,
-            tuple(0 if place is None else place.chunk.size_class for place in taken),
+            classes,
         )  # fmt: skip
 
     def _wait(self, request: Request) -> list[Action]:
@@ -259,7 +261,6 @@ class Pulls:
         mine = array("Q")
         size_class = 0
         for offset, chunk, slot in _still_sealed(table, message, pages):
-            chunk.states[slot] = RecordState.FREE
             chunk.outcomes[slot] = Outcome.PLAN_CLOSED
             size_class = chunk.size_class
             mine.append(offset)

@@ -139,8 +139,8 @@ def test_each_cell(state: str, kind: type[ExtentCommand], counter: int) -> None:
     if isinstance(want, str):
         work: Work = one(actions, WORK[want])
         assert work.extents == events.ExtentGroup(SEGMENT, PAGE, (events.Stretch(0, 1, 0, 0, 0),))
-        assert script.chunk().states[0] == AFTER[want]
         actions = script.feed(events.WorkEnded(work.work, bytes(1)))
+        assert script.chunk().states[0] == AFTER[want]
         want = Outcome.OK
     else:
         assert script.chunk().states[0] == before
@@ -162,6 +162,20 @@ def test_that_or_a_lower_generation_is_refused_from_then_on(
         answer = one(script.ask(ingest((0,), counter))[1], events.AnswerIngest)
         assert answer.outcomes == bytes((Outcome.FENCED,))
     assert script.start(ingest((0,), 7)).stretches
+
+
+@pytest.mark.parametrize("kind", [FenceExtents, FreeExtents, RetireExtents])
+def test_what_a_disk_did_not_take_stays_what_it_was(kind: type[ExtentCommand]) -> None:
+    """An inventory lists it, so that its page can be removed; repeated, it is tried again (I29)."""
+    script = holding("sealed")
+    listed = script.state.holdings.segments[SEGMENT].digests()
+    for _ in range(2):
+        _, actions = script.command(order(kind, {0: 5}))
+        work = one(actions, WORK["remove" if kind is RetireExtents else "free"])
+        actions = script.feed(events.WorkEnded(work.work, bytes((Outcome.TRANSPORT,))))
+        answer = one(actions, events.AnswerCommand)
+        assert answer.message == ExtentsConfirmed(EPOCH, bytes((Outcome.TRANSPORT,)))
+        assert script.state.holdings.segments[SEGMENT].digests() == listed
 
 
 def test_a_removed_generation_never_returns() -> None:

@@ -205,8 +205,8 @@ def test_a_closed_plan_frees_what_was_sealed_for_it() -> None:
     assert one(actions, events.AnswerIngest).outcomes == outcomes
     free = one(actions, events.WriteFree)
     assert [(s.slot, s.count) for s in free.extents.stretches] == [(1, 1)]
-    assert script.chunk().states[:3] == bytes((2, 0, 2))
     script.feed(events.WorkEnded(free.work, bytes(1)))
+    assert script.chunk().states[:3] == bytes((2, 0, 2))
 
 
 @pytest.mark.parametrize(
