@@ -8,7 +8,7 @@ news. Must not know pulls beyond pausing them, nor sockets.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.puts import Ingest
     from workers.extent_table import SegmentTable
     from workers.holdings import Holdings
+
+
+FAILED: Final = "failed"
+"""State of a medium that gives nothing back (see ReportSegment)."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -146,7 +150,7 @@ class Membership:
         call = self.calls.pop(number)
         match call.asked, reply:
             case Asked.REGISTER, WorkerAccepted():
-                return self._accepted(reply, call)
+                return self._accepted(reply, call, now)
             case Asked.BEAT, HeartbeatNoted():
                 return self._noted(reply, call, now)
             case Asked.OFFER, InventoryWanted():
@@ -164,7 +168,7 @@ class Membership:
                 told = f"{reply.code}: {reply.text}" if isinstance(reply, Failure) else repr(reply)
                 return [CloseLink(f"{call.asked.value}: {told}")]
 
-    def _accepted(self, reply: WorkerAccepted, call: Call) -> list[Action]:
+    def _accepted(self, reply: WorkerAccepted, call: Call, now: float) -> list[Action]:
         if reply.epoch < self.epoch:  # I10
             return [CloseLink(f"a leader of epoch {reply.epoch}, but {self.epoch} was seen")]
         self.epoch = reply.epoch
@@ -172,10 +176,12 @@ class Membership:
         self._interval_s = reply.heartbeat_interval_s
         self._contact_s = max(self._contact_s, call.sent_at_s)
         self._next_beat_s = call.sent_at_s + self._interval_s
-        self.link = Link.OFFERING
-        self.offering = {segment: [] for segment in self._holdings.segments}
+        # Nobody can tell what lies on a medium that has failed: it has no inventory.
+        failed = [name for name, (state, _) in self.media.items() if state == FAILED]
+        self.offering = {name: [] for name in self._holdings.segments if name not in failed}
         self.unanswered = set(self.offering)
-        return []
+        self.link = Link.OFFERING if self.offering else Link.SERVING
+        return [action for name in failed for action in self._report(name, now)]
 
     def offer(self, now: float) -> list[Action]:
         """Offer the inventories, once nobody is at work any more on the segments."""
