@@ -281,6 +281,8 @@ class Service:
         except Exception:
             LOG.exception("check of %s failed", action.extents.segment)
             outcomes = bytes((Outcome.TRANSPORT,)) * action.extents.count
+        if self.staging is not None:
+            self.staging.doubt(action.extents)
         self.dispatch(events.WorkEnded(action.work, outcomes))
 
 

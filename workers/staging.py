@@ -16,9 +16,9 @@ import msgspec
 
 from kvstore import limits
 from kvstore.codec import Codec
-from kvstore.errors import BadValue, Unavailable
+from kvstore.errors import BadValue, CorruptPage, Unavailable
 from kvstore.ids import KEY_BYTES, Generation, PageKey
-from kvstore.record import is_sealed_as, pack_record
+from kvstore.record import is_sealed_as, pack_record, unpack_record
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.transfers import Staged
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.ids import Incarnation
     from kvstore.wire.messages.transfers import ReleaseStaged, StageExtents
+    from workers.events import ExtentGroup, Stretch
     from workers.extent_table import SegmentTable
     from workers.record_table import RecordTable
     from workers.tiers.dram import DramSegment
@@ -135,6 +136,21 @@ class Staging:
             for offset, generation in rows:
                 self._slots.release(session, offset, generation)
             self._changed.notify_all()
+
+    def doubt(self, extents: ExtentGroup) -> None:
+        """Load these anew for their next readers: one could not verify what it was shown.
+
+        What lies on the disk may be right and its staged copy not.
+        """
+        source = self._sources.get(extents.segment)
+        if source is None:
+            return
+        for stretch in extents.stretches:
+            for i in range(stretch.count):
+                page = _page_at(source, extents.segment, stretch, i, extents.size_class)
+                if page is not None:
+                    with self._changed:
+                        self._slots.doubt(page)
 
     def forget(self, session: int) -> None:
         """A session is over."""
@@ -319,3 +335,13 @@ class Staging:
         counts.found += outcomes.count(Outcome.OK) - loaded
         counts.busy += outcomes.count(Outcome.BUSY)
         counts.failed += len(outcomes) - outcomes.count(Outcome.OK) - outcomes.count(Outcome.BUSY)
+
+
+def _page_at(source: Source, name: str, stretch: Stretch, i: int, size_class: int) -> PageId | None:
+    """The page that is sealed in extent `i` of a stretch, as far as that can be told."""
+    try:
+        row = source.records.read(stretch.offset + i * size_class, size_class)
+        record = unpack_record(bytes(row))
+    except (CorruptPage, Unavailable):
+        return None
+    return None if record is None else PageId(name, record.key, record.part, record.generation)

@@ -173,6 +173,12 @@ class Slots:
         self._out_of_use(slot)
         self._empty.setdefault(slot.chunk.size_class, []).append(slot)
 
+    def doubt(self, page: PageId) -> None:
+        """Find the page here no more; who was told of it may go on as before."""
+        slot = self._pages.get(page)
+        if slot is not None and slot.state is SlotState.STAGED:
+            self._forget_page(slot)
+
     def release(self, session: int, offset: int, generation: int) -> None:
         """A session is done with a slot. Strange, late and repeated ones change nothing."""
         slot = self._used.get(offset)

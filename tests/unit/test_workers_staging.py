@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from array import array
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,7 @@ from kvstore.wire.messages.transfers import ReleaseStaged
 from tests.fakes import ManualClock
 from tests.unit.staging_rig import PAGES, SIZE, SLOTS, StagingRig, payload_of
 from tests.unit.worker_scripts import GEOMETRY, key
-from workers.events import Stretch
+from workers.events import ExtentGroup, Stretch
 from workers.tiers.guarded_file import ServiceState
 
 if TYPE_CHECKING:
@@ -206,6 +207,29 @@ def test_a_flipped_byte_is_a_miss_and_its_slot_is_free(rig: StagingRig) -> None:
     assert staged.outcomes == bytes([OK, Outcome.CHECKSUM, OK])
     assert rig.read(staged, 1, 2, 3) == bytes([OK, STALE, OK])
     assert rig.stage(4, 5).outcomes == bytes(2)
+
+
+def test_a_staged_copy_that_a_reader_doubts_is_found_no_more(rig: StagingRig) -> None:
+    first, other = rig.stage(1), rig.stage(2)
+    at = array("Q", first.offsets)[0]
+    rig.memory.payload[at] ^= 1
+    assert rig.read(first, 1) == bytes((Outcome.CHECKSUM,))
+    stretch = Stretch(0, 1, 0, 0, rig.offsets[1])
+    rig.staging.doubt(ExtentGroup(rig.nvme.id, SIZE, (stretch,)))
+    assert rig.read(rig.stage(1), 1) == bytes(1)
+    assert rig.stage(2).offsets == other.offsets
+
+
+@pytest.mark.parametrize(
+    "where", ["with a damaged record", "in another segment", "of a failed disk"]
+)
+def test_a_doubt_about_what_nobody_can_name_changes_nothing(rig: StagingRig, where: str) -> None:
+    if where == "with a damaged record":
+        rig.disk.names[next(iter(rig.disk.names))].flip(8 * GEOMETRY.record_offset(0, SIZE))
+    elif where == "of a failed disk":
+        rig.disk.read_error = errno.EIO
+    name = "other" if where == "in another segment" else rig.nvme.id
+    rig.staging.doubt(ExtentGroup(name, SIZE, (Stretch(0, 1, 0, 0, 0),)))
 
 
 def test_a_page_that_was_removed_since_is_not_found_again(rig: StagingRig) -> None:
