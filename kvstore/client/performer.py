@@ -6,6 +6,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Final
 
+from kvstore.replica import Tier
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import all_of
 from kvstore.wire.messages.common import Outcome
@@ -106,8 +107,9 @@ class Viewer:
         self._where: dict[int, tuple[HeldSpan, int]] = {}
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
-        """Only memory mapped into this process can be viewed."""
-        if not isinstance(self._choice.transport(segment, timeout_s), ShmTransport):
+        """Only memory mapped into this process can be viewed, and never a device's."""
+        way = self._choice.transport(segment, timeout_s)
+        if segment.tier == Tier.HBM or not isinstance(way, ShmTransport):
             return None
         return self._choice.rank(segment, timeout_s)
 

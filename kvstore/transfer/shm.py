@@ -21,6 +21,7 @@ from kvstore.transfer.data_links import DataLinks, call
 from kvstore.transfer.mapped_segment import HeldSpan, MappedSegment
 from kvstore.transfer.piece_calls import PieceCalls
 from kvstore.transfer.staged_reads import StagedRead
+from kvstore.transfer.stream_reads import read_streamed
 from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
@@ -106,6 +107,8 @@ class ShmTransport:
         deadline_s = time.monotonic() + timeout_s
         if span.segment.tier == Tier.NVME:
             return self._read_staged(span, into, deadline_s)
+        if span.segment.tier == Tier.HBM:
+            return read_streamed(self._links, span, into, deadline_s)
         try:
             mapped = self._mapped(span.segment, deadline_s)
         except KVStoreError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kvstore.transfer import tcp, transport
+from kvstore.transfer import stream_reads, transport
 from kvstore.transfer.buffer import Buffer
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -35,6 +35,8 @@ from tests.contract.transport_ways import (
     reply,
 )
 
+REAL = ("shm", "tcp", "shm hbm", "tcp hbm", "shm nvme", "tcp nvme")
+
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[FakeWorker]:
@@ -42,14 +44,14 @@ def worker(tmp_path: Path) -> Iterator[FakeWorker]:
         yield made
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp", "shm nvme", "tcp nvme"])
+@pytest.fixture(params=["loopback", *REAL])
 def way(request: pytest.FixtureRequest, worker: FakeWorker) -> Iterator[Way]:
     made = Way(request.param, worker)
     yield made
     made.transport.close()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm nvme", "tcp nvme"])
+@pytest.fixture(params=REAL)
 def real(request: pytest.FixtureRequest, worker: FakeWorker) -> Iterator[Way]:
     made = Way(request.param, worker)
     yield made
@@ -72,7 +74,7 @@ def source() -> Iterator[Buffer]:
 def test_reads_bring_verified_bytes(
     way: Way, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "READ_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(stream_reads, "READ_PIECE_BYTES", piece_bytes)
     assert way.read(way.stored()) == bytes(PAGES)
 
 

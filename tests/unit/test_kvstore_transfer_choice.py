@@ -100,12 +100,13 @@ def test_one_host_comes_before_a_faster_tier_and_that_before_cost(kinds: dict[st
     assert ranks == sorted(set(ranks), key=lambda rank: rank or 0)
 
 
-def test_the_engine_does_not_read_disks(kinds: dict[str, Kind]) -> None:
+@pytest.mark.parametrize("tier", ["hbm", "nvme"])
+def test_the_engine_reaches_memory_alone(kinds: dict[str, Kind], tier: str) -> None:
     ways = (("mooncake", "m", 0), ("tcp", "t", 9))
     choice = chosen(["mooncake", "tcp"])
-    choice.transport(ref(*ways, tier="nvme"), TIMEOUT_S)
+    choice.transport(ref(*ways, tier=tier), TIMEOUT_S)
     assert (kinds["mooncake"].opened, kinds["tcp"].opened) == ([], ["t"])
-    assert choice.rank(ref(ways[0], tier="nvme"), TIMEOUT_S) is None
+    assert choice.rank(ref(ways[0], tier=tier), TIMEOUT_S) is None
     choice.transport(ref(*ways), TIMEOUT_S)
     assert kinds["mooncake"].opened == ["m"]
 
