@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from kvstore.ids import KEY_BYTES
-from policies.eviction.protocol import SAME_USE_S
+from policies.eviction.protocol import SAME_REQUEST_S
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Predictor:
         self._forget(now_s)
         last = keys[-KEY_BYTES:]
         same = self._chains.get(last)
-        if same is not None and now_s - same.at_s < SAME_USE_S:
+        if same is not None and now_s - same.at_s < SAME_REQUEST_S:
             return _filled(hints, same.probability)
         before = self._take_continued(keys, now_s)
         turn = hints.turn or (1 if before is None else before.turn + 1)

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from policies.eviction.ghosts import GhostParameters, Ghosts
-from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
+from policies.eviction.protocol import (
+    SAME_REQUEST_S,
+    EvictionPolicy,
+    is_new_use,
+    page_count,
+)
 
 if TYPE_CHECKING:
     from kvstore.hints import Hints
@@ -65,11 +70,11 @@ class Lrfu(EvictionPolicy):
         return page_count(keys) if ghost is None else ghost.pages
 
     def touched(self, entry: Entry, now_s: float, hints: Hints) -> None:
-        """One use more; an access without a hint within the same use leaves its hint standing."""
-        is_new = self._use(entry, now_s)
+        """One use more; an access without a hint in the same request leaves its hint standing."""
         bias = self._bias(hints)
-        if bias is not None or is_new:
+        if bias is not None or now_s - entry.touched_s >= SAME_REQUEST_S:
             entry.bias = bias or 0.0
+        self._use(entry, now_s)
 
     def score(self, entry: Entry, now_s: float) -> float:
         """The same at any time."""
@@ -90,17 +95,16 @@ class Lrfu(EvictionPolicy):
         """Remember a multiple of what the pool holds."""
         self._ghosts.resize(pages * self.parameters.ghost_factor)
 
-    def _use(self, entry: Entry, now_s: float) -> bool:
+    def _use(self, entry: Entry, now_s: float) -> None:
         """C' = 1 + C * 2**((t - now)/H), in log form; exact for any gap between the two."""
         if not is_new_use(entry, now_s):
-            return False
+            return
         half_life_s, heat = self.parameters.half_life_s, entry.heat
         gap = (now_s - heat) / half_life_s
         if gap >= 0:
             entry.heat = now_s + half_life_s * log2(1.0 + 2.0**-gap)
         else:
             entry.heat = heat + half_life_s * log2(1.0 + 2.0**gap)
-        return True
 
     def _bias(self, hints: Hints) -> float | None:
         """Seconds by which hints move a run forward or back; None when they say nothing."""

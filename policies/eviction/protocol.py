@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from kvstore.hints import Hints
     from policies.parameters import Parameters
 
-SAME_USE_S: Final = 10.0
+SAME_USE_S: Final = 1.0
 """Accesses within so many seconds of one that counted are the same use.
 
-One request looks pages up, puts what follows and has a decode worker read it all again. Counted
-apart, every new page would look like one that came back (O'Neil et al., "The LRU-K page
-replacement algorithm", SIGMOD 1993, call it the correlated reference period).
+What follows at once says nothing of later (O'Neil et al., "The LRU-K page replacement algorithm",
+SIGMOD 1993, call it the correlated reference period); agents do come back within seconds.
 """
+SAME_REQUEST_S: Final = 10.0
+"""For so many seconds accesses may be of one request, which looks pages up, puts what follows and
+has a decode worker read it all again: what it hinted at first stands for all of them."""
 
 
 class Entry(Protocol):
@@ -90,9 +92,9 @@ def page_count(keys: bytes) -> int:
     return len(keys) // KEY_BYTES
 
 
-def is_new_use(entry: Entry, now_s: float) -> bool:
+def is_new_use(entry: Entry, now_s: float, after_s: float = SAME_USE_S) -> bool:
     """Whether an access now counts as a use of its own; if so it is counted."""
-    if now_s - entry.touched_s < SAME_USE_S:
+    if now_s - entry.touched_s < after_s:
         return False
     entry.touches += 1
     entry.touched_s = now_s

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from policies.eviction.ghosts import GhostParameters, Ghosts
-from policies.eviction.protocol import EvictionPolicy, is_new_use, page_count
+from policies.eviction.protocol import (
+    SAME_REQUEST_S,
+    EvictionPolicy,
+    is_new_use,
+    page_count,
+)
 
 if TYPE_CHECKING:
     from kvstore.hints import Hints
@@ -130,7 +135,7 @@ class Rent(EvictionPolicy):
         if slot in slots:
             slots[slot] -= pages
         said = _hint_class(hints)
-        if is_new_use(entry, now_s):
+        if is_new_use(entry, now_s, SAME_REQUEST_S):  # its least age
             if now_s - since_s < AGES_S[-1]:
                 self._uses[kind][bisect_right(AGES_S, now_s - since_s) - 1] += pages
             said = said or 0

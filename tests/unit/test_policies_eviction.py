@@ -19,7 +19,7 @@ def test_uses_are_counted_alike(name: str) -> None:
     policy = registry.eviction(name)
     entry = put(policy, 100.0)
     assert (entry.touches, entry.touched_s) == (1, 100.0)
-    policy.touched(entry, 101.0, NO_HINTS)
+    policy.touched(entry, 100.5, NO_HINTS)
     assert (entry.touches, entry.touched_s) == (1, 100.0)
     policy.touched(entry, 200.0, NO_HINTS)
     assert (entry.touches, entry.touched_s) == (2, 200.0)
