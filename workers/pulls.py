@@ -149,7 +149,9 @@ class Pulls:
     def _start(
         self, request: Request, extents: ExtentGroup, places: list[Place | None]
     ) -> StartPull:
-        message, sources, classes = request.message, tuple[Place, ...](), tuple[int, ...]()
+        message = request.message
+        sources: tuple[Place, ...] = ()
+        classes: tuple[int, ...] = ()
         if places:
             # Those of the pages that are left to be pulled; a move's other sources are let go.
             taken = [
