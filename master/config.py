@@ -44,6 +44,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """Share of the pool's bytes that one tenant may pin hard."""
     move_bytes_per_s: SizeBytes = SizeBytes(limits.MOVE_BYTES_PER_S)
     """Between the tiers of one worker."""
+    promote_hits: int = limits.PROMOTE_HITS
+    """Leases on pages that lie on a drive only, after which they are copied to memory."""
     eviction: str = "lrfu"
     eviction_parameters: Numbers = Numbers({})
     """Those of the policy that are not to have their defaults."""
@@ -72,6 +74,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
         if not 0 < self.watermark_demote < self.watermark_low:
             most = f"more than 0, less than watermark_low ({self.watermark_low})"
             raise BadValue("watermark_demote", self.watermark_demote, most)
+        if self.promote_hits < 1:
+            raise BadValue("promote_hits", self.promote_hits, "at least 1")
         if not 0 <= self.pin_quota <= 1:
             raise BadValue("pin_quota", self.pin_quota, "0 to 1")
         registry.eviction(self.eviction, self.eviction_parameters)
@@ -101,6 +105,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             pin_quota=self.pin_quota,
             watermark_demote=self.watermark_demote,
             move_bytes_per_s=self.move_bytes_per_s,
+            promote_hits=self.promote_hits,
             eviction=self.eviction,
             eviction_parameters=self.eviction_parameters,
             nvme_admission=self.nvme_admission,

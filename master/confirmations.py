@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ExtentsConfirmed
-from master import removal, suspects
+from master import losses, removal
 from master.orders import Order, OrderKind
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def confirm(core: Core, command: CommandId, reply: Message | None) -> None:
         case OrderKind.RETIRE:
             removal.record_written(core, order, reply.outcomes)
         case OrderKind.CHECK:
-            suspects.checked(core, order, reply.outcomes)
+            losses.checked(core, order, reply.outcomes)
 
 
 def _released(core: Core, order: Order, outcomes: bytes) -> None:

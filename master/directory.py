@@ -319,6 +319,7 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         pattern.touched_s,
         pattern.era,
         progress_s=pattern.progress_s,
+        cold_hits=pattern.cold_hits,
     )
 
 

@@ -1,4 +1,4 @@
-"""What it means that a worker is away or lost: orders void, plans failed, copies cleaned away.
+"""What is lost with a worker that is away or lost, and with a copy that turned out to be bad.
 
 The copies of a lost segment are misses at once (Segment.readable); taking them out of the tree is
 a job in steps. A slot that a lost segment's copy leaves may be counted FREE without the worker's
@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentEvent, ExtentState
+from kvstore.wire.messages.common import Outcome
 from master.extent_allocator import Span
+from master.orders import OrderKind
 from master.puts import fail_plan, prune
 from master.removal import holder_away
 from master.segments import SegmentState
+from master.suspects import Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.extent_allocator import Chunk
     from master.membership import Worker
+    from master.orders import Order
     from master.segments import Segment
 
 SLOTS_PER_STEP: Final = 128
@@ -102,3 +106,21 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
             prune(core, tree, run)
             return run.leased_until_s
     raise AssertionError(f"no copy of {key.hex()} at {offset} in {segment.id}")
+
+
+def checked(core: Core, order: Order, outcomes: bytes) -> None:
+    """What a worker found of suspects; a copy that is bad, and still that copy, goes."""
+    segment = order.segment
+    for offset, generation, outcome in zip(order.offsets, order.generations, outcomes, strict=True):
+        core.suspects.discard(Suspect(segment, offset, generation))
+        if outcome != Outcome.CHECKSUM:
+            continue
+        span = segment.allocator.locate(offset)
+        if span is not None and span.holds(generation):
+            core.counters["pages_corrupt"] += 1
+            free_at_s = drop_copy(core, segment, span.chunk, span.slot)
+            segment.allocator.apply(span, ExtentEvent.RETIRED)
+            free = core.orders.new(OrderKind.FREE, segment, order.size_class)
+            free.offsets.append(offset)
+            free.generations.append(generation)
+            core.orders.give_at(free, max(core.now, free_at_s))

@@ -53,6 +53,7 @@ class MoveKind(StrEnum):
     """Why pages move; the names are those of counters."""
 
     DEMOTE = "demote"
+    PROMOTE = "promote"
 
 
 class Lane(msgspec.Struct, eq=False):
@@ -95,6 +96,15 @@ class Move(msgspec.Struct, eq=False):
         return len(self.plan) * self.plan.part_bytes
 
 
+class Wish(msgspec.Struct, eq=False):
+    """Pages that are to be brought up to memory."""
+
+    namespace: int
+    keys: bytes
+    tries: int = 0
+    """How often some of them found no room."""
+
+
 class _Seen(msgspec.Struct, eq=False):
     """The longest encoded pages: of this window and of the one before."""
 
@@ -132,7 +142,16 @@ class StoredSizes:
 class Moves:
     """What is under way, and when somebody wants to look whether more can be."""
 
-    __slots__ = ("_wakeup", "demoting", "has_drives", "in_flight", "look_at_s", "owner", "sizes")
+    __slots__ = (
+        "_wakeup",
+        "demoting",
+        "has_drives",
+        "in_flight",
+        "look_at_s",
+        "owner",
+        "sizes",
+        "wishes",
+    )
 
     def __init__(self, wakeup: Wakeup) -> None:
         """Start with nothing under way; `wakeup` hears of looks."""
@@ -143,6 +162,8 @@ class Moves:
         self.sizes = StoredSizes()
         self.demoting: dict[Segment, int] = {}
         """Segments with pages to be demoted, and how many searches in a row found none."""
+        self.wishes: dict[bytes, Wish] = {}
+        """By their first page, longest first."""
         self.look_at_s = inf
         self.has_drives = False
         """Whether any segment lies on one: else nobody need look."""
@@ -198,7 +219,8 @@ def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target
     put.timeout_s = core.tunables.put_timeout_s(move.size_bytes)
     keep(core, put)
     _send(core, move)
-    copy.segment.demoted_bytes += len(plan) * plan.part_bytes
+    if kind is MoveKind.DEMOTE:
+        copy.segment.demoted_bytes += len(plan) * plan.part_bytes
     core.press(target)
 
 
@@ -240,7 +262,8 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     outcomes = b""
     if isinstance(reply, Ingested) and len(reply.outcomes) == len(plan):
         outcomes = reply.outcomes
-        if Outcome.OK in outcomes or Outcome.TOO_BIG in outcomes:
+        is_measured = Outcome.OK in outcomes or Outcome.TOO_BIG in outcomes
+        if is_measured and plan.segment.tier is Tier.NVME:
             stored_bytes = reply.stored_max or plan.part_bytes
             core.moves.sizes.note(plan.namespace, plan.part, stored_bytes)
     sealed = plan.states.count(PlanPage.SEALED)
@@ -250,8 +273,9 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     core.counters[f"bytes_{move.kind}d"] += sealed * plan.part_bytes
     core.counters[f"bytes_{move.kind}d_stored"] += sealed * plan.size_class
     if sealed < len(plan):
-        lost_bytes = (len(plan) - sealed) * plan.part_bytes
-        move.source.demoted_bytes = max(0, move.source.demoted_bytes - lost_bytes)
+        if move.kind is MoveKind.DEMOTE:
+            lost_bytes = (len(plan) - sealed) * plan.part_bytes
+            move.source.demoted_bytes = max(0, move.source.demoted_bytes - lost_bytes)
         core.counters["moves_cut_short"] += 1
         _ask_why(core, move, outcomes)
     if not sealed and Outcome.TOO_BIG not in outcomes:

@@ -12,6 +12,7 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
     Located,
@@ -19,11 +20,12 @@ from kvstore.wire.messages.reads import (
     LocatedRun,
     Lookup,
     MatchPrefix,
+    Prefetch,
     Probe,
     Probed,
     RenewLease,
 )
-from master import hinting
+from master import hinting, tiering
 from master.directory import Stretch, Tree
 from master.packed import WORD, words
 
@@ -45,7 +47,7 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     if found:  # so that only matched pages are leased, and count as used
         found[-1] = known.tree.cut_at_end(found[-1])
     hints = hinting.of_match(core, message, found)
-    _answer_located(core, caller, found, message, hints)
+    _answer_located(core, caller, known.tree, found, message, hints)
 
 
 def lookup(core: Core, caller: Caller, message: Lookup) -> None:
@@ -54,7 +56,7 @@ def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     hints = hinting.given(message.hints)
     stretches = known.tree.stretches(message.keys)
     found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
-    _answer_located(core, caller, found, message, hints)
+    _answer_located(core, caller, known.tree, found, message, hints)
 
 
 def probe(core: Core, caller: Caller, message: Probe) -> None:
@@ -71,6 +73,13 @@ def readable_pages(core: Core, tree: Tree, keys: bytes) -> bytearray:
         page, first, count = stretch.page, stretch.first, stretch.count
         present[first : first + count] = mask[page : page + count]
     return present
+
+
+def prefetch(core: Core, caller: Caller, message: Prefetch) -> None:
+    """Answer Done, and have brought up what lies below memory of these pages, as far as can be."""
+    known = asked_namespace(core, caller, message.namespace, message.keys)
+    tiering.want_up(core, known.tree, message.keys)
+    core.reply(caller, Done())
 
 
 def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
@@ -138,6 +147,7 @@ def _still_there(stretch: Stretch, asked: bytes) -> bytes:
 def _answer_located(
     core: Core,
     caller: Caller,
+    tree: Tree,
     found: list[Stretch],
     message: MatchPrefix | Lookup,
     hints: Hints,
@@ -151,6 +161,7 @@ def _answer_located(
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
     for stretch in found:
         _lease(core, stretch.run, until_s, hints)
+        tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(stretch, message.parts, indexes)
     refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))

@@ -107,6 +107,9 @@ class Run(msgspec.Struct, gc=False, eq=False):
     """When some part of some page was last planned or sealed."""
     copies: tuple[Copy, ...] = ()
     """Fastest tier first: so lookups return them."""
+    cold_hits: int = 0
+    """Leases that were granted on pages of it which lie on a drive only, since it was brought up
+    last."""
     plans: tuple[Plan, ...] = ()
     """Open plans that some page of this run is part of."""
     bucket: int = NOWHERE
@@ -169,6 +172,17 @@ class Run(msgspec.Struct, gc=False, eq=False):
                 return _ONES[pages]
             merged |= int.from_bytes(copy.present(0, pages), "little")
         return merged.to_bytes(pages, "little")
+
+    def held_up_to(self, parts: int, rank: int) -> bytes:
+        """One byte a page: 1 where each of `parts` parts is in a tier of this rank or a faster one,
+        and can be read now.
+        """
+        copies = [c for c in self.copies if c.segment.rank <= rank and c.segment.readable]
+        merged = int.from_bytes(_ONES[len(self)], "little")
+        for part in range(parts):
+            held = self.held_by(copy for copy in copies if copy.part == part)
+            merged &= int.from_bytes(held, "little")
+        return merged.to_bytes(len(self), "little")
 
     def covered(self, segment: Segment) -> bytes:
         """One byte a page: 1 where no copy in `segment` is the last readable one of its part."""

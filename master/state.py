@@ -25,6 +25,7 @@ from kvstore.wire.messages.reads import (
     GetStatus,
     Lookup,
     MatchPrefix,
+    Prefetch,
     Probe,
     Remove,
     RenewLease,
@@ -90,6 +91,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(Sealed, puts.sealed)
     on(MatchPrefix, reads.match_prefix)
     on(Lookup, reads.lookup)
+    on(Prefetch, reads.prefetch)
     on(Probe, reads.probe)
     on(RenewLease, reads.renew_lease)
     on(ReportSuspect, suspects.report_suspect)

@@ -1,4 +1,4 @@
-"""Copies that a reader could not verify: their worker checks them, bad ones go."""
+"""Copies that a reader or a move could not verify: their worker is asked to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
-from kvstore.replica import ExtentEvent
-from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
-from master.losses import drop_copy
 from master.orders import OrderKind
 from master.segments import Segment
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.reads import ReportSuspect
     from master.core import Core
-    from master.orders import Order
     from master.sessions import Caller
 
 
@@ -63,21 +59,3 @@ def check(core: Core, suspect: Suspect) -> None:
     order.offsets.append(suspect.offset)
     order.generations.append(suspect.generation)
     core.orders.give(order)
-
-
-def checked(core: Core, order: Order, outcomes: bytes) -> None:
-    """What the worker found; a copy that is bad, and still that copy, goes."""
-    segment = order.segment
-    for offset, generation, outcome in zip(order.offsets, order.generations, outcomes, strict=True):
-        core.suspects.discard(Suspect(segment, offset, generation))
-        if outcome != Outcome.CHECKSUM:
-            continue
-        span = segment.allocator.locate(offset)
-        if span is not None and span.holds(generation):
-            core.counters["pages_corrupt"] += 1
-            free_at_s = drop_copy(core, segment, span.chunk, span.slot)
-            segment.allocator.apply(span, ExtentEvent.RETIRED)
-            free = core.orders.new(OrderKind.FREE, segment, order.size_class)
-            free.offsets.append(offset)
-            free.generations.append(generation)
-            core.orders.give_at(free, max(core.now, free_at_s))

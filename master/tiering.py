@@ -1,40 +1,171 @@
-"""Which pages move between tiers: down ahead of eviction, so that memory is given back at once.
+"""Which pages move between tiers: down ahead of eviction, and up once they are wanted again.
 
 While memory is filled above a watermark, the pages that would be evicted next are offered to the
 admission policy of the drives and copied there; their copies in memory stay until eviction wants
 the room. So much is copied as lies above the watermark, and then as much as leaves: a drive that
-is too small to keep it is not written over and over. Must not know how a move is carried out or
-how victims are found. See the step table "move" in ARCHITECTURE.md.
+is too small to keep it is not written over and over. Pages that were read from a drive a second
+time, or are about to be read, are copied up; the drive keeps them. Must not know how a move is
+carried out or how victims are found. See the step table "move" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
 from master import moves, placing, victims
 from master.draining import drain_piece
-from master.moves import MoveKind
+from master.moves import MoveKind, Wish
+from master.segments import RANKS
 from policies.admission.protocol import Candidate
 
 if TYPE_CHECKING:
     from master.core import Core
+    from master.directory import Stretch, Tree
     from master.run import Copy, Run
     from master.segments import Segment
 
 FRUITLESS_MAX: Final = 4
 """Searches in a row that may find nothing to demote before the segment is let be."""
 ROOM_SEARCHES: Final = 1
-"""Searches for room below, for each move that finds none."""
+"""Searches for room for moves that found none, in each segment."""
+RETRY_S: Final = 0.05
+WISHES_MAX: Final = 1024
+WISHES_PER_LOOK: Final = 32
+TRIES_MAX: Final = 4
+"""How often a wish looks for room in memory."""
+MEMORY_RANK: Final = RANKS[Tier.DRAM]
+HITS: Final = tuple(f"hits_{tier}" for tier in Tier)
+"""Counters of pages by the slowest tier that a reader of all their parts has to read from."""
+
+
+def note_hits(core: Core, parts: int, stretch: Stretch, *, is_leased: bool) -> None:
+    """Count pages that were found by tier; those that lie on a drive only may be brought up."""
+    run, fastest = stretch.run, stretch.run.copies[0]
+    if parts == 1 and not fastest.absent and fastest.segment.readable:
+        core.counters[HITS[fastest.segment.rank]] += stretch.count
+        is_cold = fastest.segment.rank > MEMORY_RANK
+    else:
+        is_cold = _count_mixed(core, parts, stretch)
+    if is_cold and is_leased:
+        run.cold_hits += 1
+        if run.cold_hits >= core.tunables.promote_hits:
+            run.cold_hits = 0
+            _wish(core, run.namespace, run.keys)
+
+
+def _count_mixed(core: Core, parts: int, stretch: Stretch) -> bool:
+    """Count pages whose copies lie here and there; whether some lie on a drive only."""
+    known = found = 0
+    for rank, name in enumerate(HITS):
+        known = found
+        held = stretch.run.held_up_to(parts, rank)
+        found = held.count(1, stretch.page, stretch.page + stretch.count)
+        if found > known:
+            core.counters[name] += found - known
+    return found > known
+
+
+def want_up(core: Core, tree: Tree, keys: bytes) -> None:
+    """Have those of these pages that lie on a drive only brought up, as far as can be."""
+    for stretch in tree.stretches(keys):
+        held = stretch.run.held_up_to(tree.parts, MEMORY_RANK)
+        if 0 in held[stretch.page : stretch.page + stretch.count]:
+            first = stretch.first * KEY_BYTES
+            _wish(core, tree.namespace, keys[first : first + stretch.count * KEY_BYTES])
+
+
+def _wish(core: Core, namespace: int, keys: bytes) -> None:
+    wishes = core.moves.wishes
+    if not core.moves.has_drives:
+        return
+    if len(wishes) >= WISHES_MAX:  # I7: it will be asked for again, or was not needed
+        core.counters["promotions_dropped"] += 1
+        return
+    wish = wishes.setdefault(keys[:KEY_BYTES], Wish(namespace, keys))
+    wish.keys = max(wish.keys, keys, key=len)
+    core.moves.look(core.now)
 
 
 def look(core: Core) -> None:
-    """Begin what moves can be begun now."""
+    """Begin what moves can be begun now: up before down, since somebody waits."""
     if core.now < core.moves.look_at_s:
         return
     core.moves.look_at_s = float("inf")
+    _grant_wishes(core)
     for segment in list(core.moves.demoting):
         _demote_some(core, segment)
+
+
+def _grant_wishes(core: Core) -> None:
+    wishes = core.moves.wishes
+    others = len(wishes) - WISHES_PER_LOOK
+    for wish in list(islice(wishes.values(), WISHES_PER_LOOK)):
+        key = wish.keys[:KEY_BYTES]
+        del wishes[key]
+        if not _is_granted(core, wish):
+            wishes[key] = wish  # behind the others, which may be of another worker
+    if others > 0:
+        are_stuck = len(wishes) == others + WISHES_PER_LOOK
+        core.moves.look(core.now + (RETRY_S if are_stuck else 0.0))
+
+
+def _is_granted(core: Core, wish: Wish) -> bool:
+    """Bring up what can be; whether nothing is left to do."""
+    waits = False
+    lacking: dict[str, Counter[int]] = {}
+    for stretch in core.tree(wish.namespace).stretches(wish.keys):
+        for copy in stretch.run.copies:
+            if copy.segment.tier is Tier.NVME and copy.segment.takes_orders:
+                waits = _bring_up(core, stretch, copy, lacking) or waits
+    for worker, wanted in lacking.items():
+        _make_room(core, placing.of_worker(core, worker, Tier.DRAM), wanted)
+    if lacking and wish.tries < TRIES_MAX:
+        wish.tries += 1
+        core.moves.look(core.now + RETRY_S)
+        waits = True
+    return not waits
+
+
+def _bring_up(core: Core, stretch: Stretch, copy: Copy, lacking: dict[str, Counter[int]]) -> bool:
+    """Copy up the pages of a stretch that only drives hold; whether some have to wait."""
+    worker, lane = copy.segment.worker, moves.lane_of(core, copy.segment)
+    size_class = moves.class_for(core, stretch.run, copy, Tier.DRAM)
+    while pages := _first_cold(stretch, copy):
+        free_at_s = moves.free_at_s(core, lane)
+        if free_at_s > core.now:
+            core.moves.look(free_at_s)
+            return True
+        targets = placing.of_worker(core, worker, Tier.DRAM)
+        target = next((s for s in targets if placing.is_open(core, s, size_class)), None)
+        if target is None:
+            if targets:
+                lacking.setdefault(worker, Counter())[size_class] += len(pages) * size_class
+            return False
+        moves.start(core, MoveKind.PROMOTE, stretch.run, copy, pages, target)
+    return False
+
+
+def _first_cold(stretch: Stretch, copy: Copy) -> range:
+    """The first of those pages of a copy that no memory has and no plan brings there."""
+    run, stop = stretch.run, stretch.page + stretch.count
+    warm = run.held_by(
+        c for c in run.copies_of(copy.part) if c.segment.rank <= MEMORY_RANK and c.segment.readable
+    )
+    plans = [plan for plan in run.plans if plan.part == copy.part]
+    cold = bytes(
+        here and not there and not any(plan.is_open(run.key(page)) for plan in plans)
+        for page, (here, there) in enumerate(zip(copy.present(0, len(run)), warm, strict=True))
+    )
+    first = cold.find(1, stretch.page, stop)
+    if first < 0:
+        return range(0)
+    gap = cold.find(0, first, stop)
+    end = gap if gap >= 0 else stop
+    return range(first, min(end, first + moves.pages_at_once(copy.part_bytes)))
 
 
 def _demote_some(core: Core, segment: Segment) -> None:
@@ -52,9 +183,12 @@ def _demote_some(core: Core, segment: Segment) -> None:
         core.moves.look(free_at_s)
         return
     begun = False
+    lacking: Counter[int] = Counter()
     for run in victims.find_unsafe(core, segment):
-        if moves.free_at_s(core, lane) <= core.now:
-            begun = _demote(core, segment, run, targets) or begun
+        for copy in run.copies:
+            if copy.segment is segment and moves.free_at_s(core, lane) <= core.now:
+                begun = _demote(core, run, copy, targets, lacking) or begun
+    _make_room(core, targets, lacking)
     demoting[segment] = 0 if begun else demoting[segment] + 1
     if demoting[segment] < FRUITLESS_MAX:
         core.moves.look(core.now)
@@ -62,21 +196,17 @@ def _demote_some(core: Core, segment: Segment) -> None:
         del demoting[segment]
 
 
-def _demote(core: Core, segment: Segment, run: Run, targets: list[Segment]) -> bool:
-    """Copy the last pages of a run that lie in no slower tier; whether some are on their way."""
-    begun = False
-    for copy in run.copies:
-        if copy.segment is segment:
-            pages = _last_unsafe(core, run, copy)
-            begun = bool(pages and _demote_part(core, run, copy, pages, targets)) or begun
-    return begun
-
-
-def _demote_part(core: Core, run: Run, copy: Copy, pages: range, targets: list[Segment]) -> bool:
+def _demote(
+    core: Core, run: Run, copy: Copy, targets: list[Segment], lacking: Counter[int]
+) -> bool:
+    """Copy the last pages of a copy that lie in no slower tier; whether some are on their way."""
+    pages = _last_unsafe(core, run, copy)
+    if not pages:
+        return False
     size_class = moves.class_for(core, run, copy, Tier.NVME)
     target = next((s for s in targets if placing.is_open(core, s, size_class)), None)
     if target is None:
-        _make_room(core, targets, size_class, len(pages) * size_class)
+        lacking[size_class] += len(pages) * size_class
         return False
     chance = core.eviction.reuse_probability(run, core.now)
     candidate = Candidate(len(pages) * size_class, run.touches, chance)
@@ -95,11 +225,12 @@ def _last_unsafe(core: Core, run: Run, copy: Copy) -> range:
     return range(max(first, stop - moves.pages_at_once(copy.part_bytes)), stop)
 
 
-def _make_room(core: Core, targets: list[Segment], size_class: int, wanted_bytes: int) -> None:
-    """Nothing is open for this class below: evict there, or empty a chunk of another class."""
-    core.counters["demotions_without_room"] += 1
-    for segment in targets:
-        same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
-        freed, _ = victims.evict_some(core, segment, same, wanted_bytes, ROOM_SEARCHES)
-        if not freed:
-            drain_piece(core, segment, size_class)
+def _make_room(core: Core, targets: list[Segment], lacking: Counter[int]) -> None:
+    """Where nothing is open for these classes: evict, or empty a chunk of another class."""
+    for size_class, wanted_bytes in lacking.items():
+        core.counters["moves_without_room"] += 1
+        for segment in targets:
+            same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
+            freed, _ = victims.evict_some(core, segment, same, wanted_bytes, ROOM_SEARCHES)
+            if not freed:
+                drain_piece(core, segment, size_class)

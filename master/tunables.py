@@ -33,6 +33,7 @@ class Tunables(msgspec.Struct, frozen=True):
     pin_quota: float = limits.PIN_QUOTA
     watermark_demote: float = limits.WATERMARK_DEMOTE
     move_bytes_per_s: int = limits.MOVE_BYTES_PER_S
+    promote_hits: int = limits.PROMOTE_HITS
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
     eviction_parameters: Mapping[str, object] = {}
@@ -58,6 +59,8 @@ class Tunables(msgspec.Struct, frozen=True):
                 f"watermark_demote, watermark_low, watermark_high: got {marks}, want them in this "
                 "order, more than 0 and at most 1"
             )
+        if self.promote_hits < 1:
+            raise ConfigError(f"promote_hits: got {self.promote_hits}, want at least 1")
         if self.move_bytes_per_s <= 0:
             raise ConfigError(f"move_bytes_per_s: got {self.move_bytes_per_s}, want more than 0")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:

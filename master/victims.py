@@ -210,7 +210,7 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
 
 
 def _evict_copies(core: Core, segment: Segment, run: Run, pages: range) -> int:
-    core.counters["copies_evicted"] += len(pages)
+    core.counters[f"copies_evicted_{segment.tier}"] += len(pages)
     here = [copy for copy in run.copies if copy.segment is segment]
     return sum(retire_copy(core, run, copy, pages.start, len(pages)) for copy in here)
 

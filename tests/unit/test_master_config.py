@@ -28,16 +28,16 @@ def test_what_is_set_reaches_the_core() -> None:
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
         hints="learned", pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
-        watermark_demote=0.4, move_bytes_per_s="1GB", nvme_admission="second-touch",
-        nvme_admission_parameters={"touches": 3},
+        watermark_demote=0.4, move_bytes_per_s="1GB", promote_hits=3,
+        nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
         watermark_high=0.8, watermark_low=0.5, hints="learned",
         pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
-        watermark_demote=0.4, move_bytes_per_s=1_000_000_000, nvme_admission="second-touch",
-        nvme_admission_parameters={"touches": 3},
+        watermark_demote=0.4, move_bytes_per_s=1_000_000_000, promote_hits=3,
+        nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     )  # fmt: skip
 
 
@@ -108,6 +108,7 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("watermark_demote", 0.93, r"less than watermark_low \(0.93\)"),
         ("watermark_demote", 0, "more than 0"),
         ("move_bytes_per_s", 0, "at least 1"),
+        ("promote_hits", 0, "at least 1"),
     ],
 )
 def test_a_bad_value_is_named(key: str, value: object, want: str) -> None:

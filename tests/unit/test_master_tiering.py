@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import ReportSegment
-from master import moves, tiering
+from kvstore.wire.messages.reads import Prefetch
+from master import moves, tiering, victims
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
-from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 
 if TYPE_CHECKING:
     from policies.admission.protocol import Candidate
@@ -66,7 +68,7 @@ def test_what_lies_below_goes_from_memory_alone() -> None:
     put_chains(rig, space, range(40))
     counters = rig.master.core.counters
     assert counters["pages_evicted"] == 0
-    assert counters["copies_evicted"] > 80
+    assert counters["copies_evicted_dram"] > 80
     assert all(space.probe(chain(number, 4)) == b"\1" * 4 for number in range(40))
     located = space.match(chain(0, 4))
     assert {ref.tier for ref in located.segments} == {"nvme"}
@@ -160,7 +162,7 @@ def test_a_drive_full_of_another_class_is_emptied_chunk_by_chunk() -> None:
         rig.pass_time(1.0)
     for number in range(100, 108):
         large.match(chain(number, 2), lease=False)
-    assert rig.master.core.counters["demotions_without_room"]
+    assert rig.master.core.counters["moves_without_room"]
 
 
 def test_pages_that_a_hole_hides_are_not_worth_a_write() -> None:
@@ -239,13 +241,159 @@ def test_a_page_leaves_every_tier_when_it_is_removed_or_expires() -> None:
     assert not held(rig, "w1-nvme") | held(rig, "w1-dram")
 
 
-def test_searches_end_when_the_coldest_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+def cold_chain(rig: Rig, space: OpenedNamespace) -> bytes:
+    """A chain that lies on the drive only; memory is full of others."""
+    put_chains(rig, space, range(40))
+    keys = chain(0, 4)
+    assert tiers(space, keys) == ["nvme"]
+    return keys
+
+
+def tiers(space: OpenedNamespace, keys: bytes) -> list[str]:
+    """Where pages are found."""
+    return [ref.tier for ref in space.match(keys, lease=False).segments]
+
+
+def test_pages_are_brought_up_when_they_are_leased_a_second_time() -> None:
     rig, space = rig_with()
-    put_chains(rig, space, range(9))
-    begun: list[object] = []
-    monkeypatch.setattr(moves, "start", lambda *args: begun.append(args))
-    rig.master.core.moves.was_filled(rig.master.core.segments["w1-dram"], rig.now)
-    for _ in range(tiering.FRUITLESS_MAX):
-        rig.tick()
-    assert not begun
-    assert not rig.master.core.moves.demoting
+    keys = cold_chain(rig, space)
+    space.match(keys)
+    rig.settle()
+    assert tiers(space, keys) == ["nvme"]
+    space.match(keys)
+    rig.settle()
+    assert tiers(space, keys) == ["dram", "nvme"]
+    assert rig.master.core.counters["pages_promoted"] == 4
+    run = rig.master.core.tree(1).get(keys[:32])
+    assert run is not None
+    assert run.cold_hits == 0
+    rig.pass_time(1.0)
+    assert tiers(space, keys) == ["dram", "nvme"], "what was wanted stays"
+
+
+def test_looking_without_a_lease_brings_nothing_up() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    for _ in range(5):
+        space.match(keys, lease=False)
+    rig.settle()
+    assert tiers(space, keys) == ["nvme"]
+
+
+def test_both_halves_of_a_run_know_how_often_it_was_read() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    space.match(keys)
+    space.match(keys[:64])
+    rig.settle()
+    assert tiers(space, keys[:64]) == ["dram", "nvme"]
+    assert [len(run.copies) for run in space.match(keys, lease=False).runs] == [2, 1]
+
+
+def test_pages_that_will_be_read_soon_are_brought_up_at_once() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    assert rig.ask(rig.engine, Prefetch(space.id, keys[:96] + chain(99, 3))) == Done()
+    rig.settle()
+    assert [len(run.copies) for run in space.match(keys, lease=False).runs] == [2, 1]
+    assert rig.master.core.counters["pages_promoted"] == 3
+    assert rig.ask(rig.engine, Prefetch(space.id, keys[:96])) == Done()
+    assert not rig.master.core.moves.wishes, "they are there"
+
+
+def test_only_a_tenants_own_pages_are_brought_up_for_it() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    other = rig.open("engine", "another tenant", "engine")
+    assert failure(rig.ask(other, Prefetch(space.id, keys))).code == "access_denied"
+    assert failure(rig.ask(rig.engine, Prefetch(space.id, keys[:-1]))).code == "bad_value"
+
+
+def test_every_part_of_a_page_is_brought_up() -> None:
+    rig = Rig(TIERED)
+    rig.add_worker(chunks=4, nvme_chunks=64)
+    space = rig.open_namespace(parts=2)
+    for number in range(30):
+        space.put(chain(number, 2), parts=(0, 1))
+        rig.pass_time(1.0)
+    keys = chain(0, 2)
+    rig.ask(rig.engine, Prefetch(space.id, keys))
+    rig.settle()
+    (run,) = space.match(keys, lease=False).runs
+    assert [copy.part for copy in run.copies] in ([0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 1, 0])
+
+
+def test_memory_makes_room_for_what_is_wanted_again() -> None:
+    rig, space = rig_with(tunables=Tunables(
+        watermark_demote=0.4, watermark_low=0.99, watermark_high=1.0, nvme_admission="all"
+    ))  # fmt: skip
+    put_chains(rig, space, range(16))
+    keys = chain(0, 4)
+    assert tiers(space, keys) == ["dram", "nvme"]
+    run = rig.master.core.tree(1).get(keys[:32])
+    assert run is not None
+    segment = rig.master.core.segments["w1-dram"]
+    assert victims.evict_tail(rig.master.core, segment, run, 4 * PAGE) == 4 * PAGE
+    rig.tick()
+    put_chains(rig, space, range(16, 17))
+    assert segment.allocator.free_bytes == 0
+    rig.ask(rig.engine, Prefetch(space.id, keys))
+    rig.pass_time(1.0)
+    assert tiers(space, keys) == ["dram", "nvme"]
+    assert not rig.master.core.moves.wishes
+
+
+def test_a_wish_that_finds_no_room_is_given_up() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    for number in range(20, 40):
+        space.match(chain(number, 4))  # nothing in memory may go
+    large = chain(100, 48)
+    space.put(large)
+    space.match(large)
+    rig.ask(rig.engine, Prefetch(space.id, keys))
+    assert rig.master.core.moves.wishes
+    rig.pass_time(1.0)
+    assert not rig.master.core.moves.wishes
+    assert rig.master.core.counters["moves_without_room"] >= tiering.TRIES_MAX
+    assert tiers(space, keys) == ["nvme"]
+
+
+def test_a_wish_waits_until_its_worker_is_free() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    lane = rig.master.core.workers["w1"].lane
+    lane.rests_until_s = rig.now + 2.0
+    rig.ask(rig.engine, Prefetch(space.id, keys))
+    rig.pass_time(1.5)
+    assert tiers(space, keys) == ["nvme"]
+    rig.pass_time(1.0)
+    assert tiers(space, keys) == ["dram", "nvme"]
+
+
+def test_wishes_are_bounded_and_end_with_the_drive() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    core = rig.master.core
+    others = [chain(number, 1) for number in range(1000, 1000 + tiering.WISHES_MAX)]
+    core.moves.wishes = {key: moves.Wish(1, key) for key in others}
+    rig.ask(rig.engine, Prefetch(space.id, keys))
+    assert core.counters["promotions_dropped"] == 1
+    rig.workers["w1"].leave()
+    core.moves.look(rig.now)
+    rig.settle()
+    assert not core.moves.wishes
+
+
+def test_hits_are_counted_by_the_slowest_tier_that_they_need() -> None:
+    rig, space = rig_with()
+    keys = cold_chain(rig, space)
+    counters = rig.master.core.counters
+    counters.clear()
+    space.match(chain(39, 4), lease=False)
+    space.match(keys, lease=False)
+    assert (counters["hits_dram"], counters["hits_nvme"]) == (4, 4)
+    rig.ask(rig.engine, Prefetch(space.id, keys[:32]))
+    rig.settle()
+    space.match(keys, lease=False)
+    assert (counters["hits_dram"], counters["hits_nvme"]) == (5, 7)

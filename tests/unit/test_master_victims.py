@@ -75,7 +75,7 @@ def test_a_copy_that_is_not_the_last_goes_alone() -> None:
     assert run is not None
     assert victims.evict_tail(rig.master.core, segment, run, 3 * PAGE) == 3 * PAGE
     assert victims.evict_tail(rig.master.core, segment, run, 8 * PAGE) == 5 * PAGE
-    assert rig.master.core.counters["copies_evicted"] == 8
+    assert rig.master.core.counters["copies_evicted_dram"] == 8
     rig.settle()
     assert space.probe(chain(0, 8)) == b"\1" * 8
     assert victims.evict_tail(rig.master.core, segment, run, 1) == 0, "it has a child"
