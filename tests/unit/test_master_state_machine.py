@@ -1,4 +1,4 @@
-"""The whole core under random events: puts, reads, removes, absences, restarts, takeovers.
+"""The whole core under random events: puts, reads, removes, pins, absences, restarts, takeovers.
 
 After every event all invariants are checked; every location that the master gives out must be what
 the worker's record says; nothing leased is freed; nothing removed comes back.
@@ -7,6 +7,7 @@ the worker's record says; nothing leased is freed; nothing removed comes back.
 from __future__ import annotations
 
 import hashlib
+from math import inf
 from typing import TYPE_CHECKING
 
 from hypothesis import settings
@@ -15,9 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.record import RecordState
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.operator import PolicyInForce, SetPolicy
+from kvstore.wire.messages.pins import PagesPinned, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, PageRange, PlanSpan, PutPlans, RefusedRange, Sealed
 from kvstore.wire.messages.reads import Located, Lookup, RenewLease
 from master.packed import words
+from policies.registry import EVICTION
 from tests.unit.master_rig import OpenedNamespace, Rig
 
 if TYPE_CHECKING:
@@ -196,6 +201,26 @@ class MasterMachine(RuleBasedStateMachine):
                 for (segment, page), generation in held.items():
                     if page == key:
                         self.removed[segment, key] = generation
+
+    @rule(path=paths, two=st.booleans(), hard=st.booleans(), ttl_s=st.sampled_from([1.0, 9.0, inf]))
+    def pin(self, path: tuple[int, ...], two: bool, hard: bool, ttl_s: float) -> None:
+        """Pin the pages of a path that are readable."""
+        space, keys = self.spaces[two], keys_of(two, path)
+        probed = space.probe(keys)
+        reply = self.rig.ask(self.rig.engine, PinPages(space.id, keys, "owner", hard, ttl_s))
+        assert isinstance(reply, Failure) or reply == PagesPinned(probed)
+
+    @rule(path=paths, two=st.booleans())
+    def unpin(self, path: tuple[int, ...], two: bool) -> None:
+        """Take pins back."""
+        self.rig.ask(self.rig.engine, UnpinPages(self.spaces[two].id, keys_of(two, path), "owner"))
+
+    @rule(name=st.sampled_from(sorted(EVICTION)))
+    def set_policy(self, name: str) -> None:
+        """An operator chooses another policy."""
+        operator = self.rig.open("operator", "", "kvharbor")
+        assert isinstance(self.rig.ask(operator, SetPolicy(name, {})), PolicyInForce)
+        self.rig.close(operator)
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 4.0, 12.0]))
     def time_passes(self, seconds: float) -> None:
