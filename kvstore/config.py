@@ -33,6 +33,7 @@ from kvstore.rpc.address import (
 )
 
 Section = TypeVar("Section", bound=msgspec.Struct)
+Place = TypeVar("Place")
 Table = Mapping[str, object]
 
 SizeBytes = NewType("SizeBytes", int)
@@ -52,6 +53,13 @@ class DiskSpace(msgspec.Struct, frozen=True):
     """Room in a folder. Written as a table of path and size, or as text: /mnt/disk:200GiB."""
 
     path: Path
+    size: SizeBytes
+
+
+class DeviceSpace(msgspec.Struct, frozen=True):
+    """Memory of a device. Written as a table of device and size, or as text: cuda:0:64GiB."""
+
+    device: str
     size: SizeBytes
 
 
@@ -149,14 +157,25 @@ def parse_path(value: object) -> Path:
 
 def parse_disk_space(value: object) -> DiskSpace:
     """A folder and how much of it."""
-    want = "a folder and a size, path:size"
+    return DiskSpace(*_room(value, "path", "a folder", parse_path))
+
+
+def parse_device_space(value: object) -> DeviceSpace:
+    """A device and how much of it."""
+    return DeviceSpace(*_room(value, "device", "a device", parse_text))
+
+
+def _room(
+    value: object, key: str, what: str, parse: Callable[[object], Place]
+) -> tuple[Place, SizeBytes]:
+    want = f"{what} and a size, {key}:size"
     if isinstance(value, str):
-        path, _, size = value.rpartition(":")
-        value = {"path": path, "size": size}
-    if not isinstance(value, Mapping) or set(value) != {"path", "size"}:
+        where, _, size = value.rpartition(":")
+        value = {key: where, "size": size}
+    if not isinstance(value, Mapping) or set(value) != {key, "size"}:
         raise ValueError(want)
     try:
-        return DiskSpace(parse_path(value["path"]), parse_size(value["size"]))
+        return parse(value[key]), parse_size(value["size"])
     except ValueError as error:
         raise ValueError(f"{want}: {error}") from error
 
@@ -233,6 +252,7 @@ PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     TcpAddress: parse_endpoint,
     AnyAddress: parse_any_address,
     Path: parse_path,
+    DeviceSpace: parse_device_space,
     DiskSpace: parse_disk_space,
     bool: parse_flag,
     int: parse_integer,

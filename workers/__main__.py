@@ -17,6 +17,7 @@ FLAGS: Final = (
     ("--master", "HOST:PORT[,...]", "where masters listen; or unix:/path"),
     ("--worker-id", "NAME", "names the worker and its segments"),
     ("--dram", "SIZE", "memory to lend, e.g. 4GiB"),
+    ("--hbm", "DEVICE:SIZE[,...]", "memory of devices to lend, e.g. cuda:0:64GiB; gone at the end"),
     ("--nvme", "DIR:SIZE[,...]", "folders of disks to lend below the memory"),
     ("--nvme-codec", "NAME", "how parts lie there: none, lz4, zstd, lz4-planes, zstd-planes, auto"),
     ("--staging", "SIZE", "memory through which readers of this host see pages of disks"),

@@ -13,13 +13,14 @@ import msgspec
 
 from kvstore import limits
 from kvstore.codec import Codec
-from kvstore.config import DiskSpace, SizeBytes, default_data_dir
+from kvstore.config import DeviceSpace, DiskSpace, SizeBytes, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
 from kvstore.segment import Geometry, check_geometry
 
 WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 """Short enough that a segment's name, which begins with it, is one that a master takes."""
+DEVICE: Final = re.compile(r"cpu|cuda:[0-9]{1,3}")
 TRANSPORTS: Final = ("shm", "tcp", "mooncake")
 WILDCARDS: Final = ("0.0.0.0", "::")
 AUTO: Final = "auto"
@@ -58,6 +59,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     segment_dir: Path = Path("/dev/shm")
     """A folder of a memory file system."""
     huge_pages: bool = False
+    hbm: tuple[DeviceSpace, ...] = ()
+    """Devices whose memory to lend above that, a segment on each: cuda:0, ...; cpu stands in for
+    one. Sizes as for `dram`. Its pages do not survive a restart."""
     nvme: tuple[DiskSpace, ...] = ()
     """Folders of disks to lend below the memory, a segment in each; sizes as for `dram`."""
     nvme_codec: str = AUTO
@@ -89,7 +93,19 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         if self.dram < self.chunk:
             raise BadValue("dram", self.dram, f"at least one chunk of {self.chunk} bytes")
         self.geometry()
+        self._check_devices()
         self._check_disks()
+
+    def _check_devices(self) -> None:
+        devices = [each.device for each in self.hbm]
+        for space in self.hbm:
+            if not DEVICE.fullmatch(space.device):
+                raise BadValue("hbm", space.device, "devices such as cuda:0, or cpu")
+            if space.size < self.chunk:
+                want = f"at least one chunk of {self.chunk} bytes"
+                raise BadValue("hbm", f"{space.device}:{space.size}", want)
+            if devices.count(space.device) > 1:
+                raise BadValue("hbm", space.device, "each device once")
 
     def _check_disks(self) -> None:
         if self.nvme_codec not in (AUTO, *CODECS):
@@ -127,6 +143,10 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     def rounded(self, size: int) -> Geometry:
         """The sizes of a segment of that many bytes, or a little less."""
         return check_geometry(size // self.chunk * self.chunk, self.chunk)
+
+    def device_segment_id(self, space: DeviceSpace) -> str:
+        """The name of the segment on a device."""
+        return f"{self.id}-hbm-{space.device.replace(':', '')}"
 
     def disk_segment_id(self, disk: DiskSpace) -> str:
         """The name of the segment in a disk's folder, whichever place that has in the list."""

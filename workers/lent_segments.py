@@ -1,4 +1,4 @@
-"""The segments that one worker lends, opened at its start: memory, and disks below it.
+"""The segments that one worker lends, opened at its start: devices, memory, and disks below it.
 
 Owns what an operator is told of them. How each medium is owned and taken over is `workers.tiers`'.
 """
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.ids import SegmentId
+from kvstore.transfer.device import CPU, open_device
 from workers.extent_table import SegmentTable
 from workers.staging import Staging
 from workers.tiers.dram import DramSegment, nameless_dram, open_dram
+from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment, open_nvme
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from kvstore.clock import Clock
-    from kvstore.config import DiskSpace
+    from kvstore.config import DeviceSpace, DiskSpace
     from workers.config import WorkerConfig
     from workers.record_table import Found
     from workers.tiers.tier import Segment
@@ -34,6 +36,7 @@ CHUNKS_FEW: Final = 4
 class LentSegments(msgspec.Struct, frozen=True):
     """What is open, and what the state machine begins with."""
 
+    devices: tuple[HbmSegment, ...]
     memory: DramSegment
     disks: tuple[NvmeSegment, ...]
     tables: tuple[SegmentTable, ...]
@@ -41,7 +44,7 @@ class LentSegments(msgspec.Struct, frozen=True):
     @property
     def all(self) -> tuple[Segment, ...]:
         """Fastest first."""
-        return (self.memory, *self.disks)
+        return (*self.devices, self.memory, *self.disks)
 
     @property
     def tiers(self) -> dict[str, str]:
@@ -54,7 +57,8 @@ def open_segments(
 ) -> LentSegments:
     """Own and open everything that the configuration names; `undo` closes it.
 
-    Raises as `open_dram` and `open_nvme` do, with nothing left open but what `undo` has.
+    Raises as `open_dram`, `open_device`, `HbmSegment` and `open_nvme` do, with nothing left
+    open but what `undo` has.
     """
     path, geometry = config.segment_path(cluster), config.geometry()
     name = SegmentId(config.segment_id())
@@ -70,12 +74,15 @@ def open_segments(
             geometry.payload_bytes, chunks, geometry.chunk_bytes,
             CHUNKS_FEW * geometry.chunk_bytes,
         )  # fmt: skip
+    devices = [_open_device(config, each, undo) for each in config.hbm]
+    _pin(memory, devices, undo)
+    tables += [SegmentTable(each.id, each.incarnation, each.geometry) for each in devices]
     for space in config.nvme:
         disk, table = _open_disk(config, space, cluster, clock)
         undo.callback(disk.close)
         disks.append(disk)
         tables.append(table)
-    return LentSegments(memory, tuple(disks), tuple(tables))
+    return LentSegments(tuple(devices), memory, tuple(disks), tuple(tables))
 
 
 def open_staging(
@@ -95,6 +102,28 @@ def open_staging(
     undo.callback(memory.close)
     LOG.info("%d bytes of memory stage pages of disks", geometry.payload_bytes)
     return Staging(memory, {disk.id: disk for disk in lent.disks}, tables, clock)
+
+
+def _open_device(config: WorkerConfig, space: DeviceSpace, undo: AsyncExitStack) -> HbmSegment:
+    device = open_device(space.device)
+    name, geometry = SegmentId(config.device_segment_id(space)), config.rounded(space.size)
+    opened = HbmSegment(name, geometry, device)
+    undo.callback(opened.close)
+    LOG.info(
+        "segment %s: %d bytes on %s, whose pages end with this process",
+        name, geometry.payload_bytes, device.name,
+    )  # fmt: skip
+    return opened
+
+
+def _pin(memory: DramSegment, devices: list[HbmSegment], undo: AsyncExitStack) -> None:
+    """Let devices copy fast to and from `memory`: one pins it for all."""
+    for each in devices:
+        if each.device.name != CPU:
+            size = memory.geometry.payload_bytes
+            undo.callback(each.device.pin(memory.payload_address, size))
+            LOG.info("%d bytes of memory are pinned for %s", size, each.device.name)
+            return
 
 
 def _open_disk(

@@ -23,6 +23,7 @@ from kvstore.cli.options import (
     AsJson,
     Cluster,
     DataDir,
+    Devices,
     Master,
     SecretFile,
     cluster_section,
@@ -72,6 +73,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     dram: Annotated[
         str | None, typer.Option(help="Memory to lend, 64MiB or more.", show_default="1GiB")
     ] = None,
+    hbm: Devices = None,
     nvme: Disks = None,
     listen: Annotated[
         str | None, typer.Option(help="The master's host:port.", show_default=MASTER)
@@ -104,8 +106,9 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     where = _places(data_dir)
     secret = cluster_section(config, secret_file).secret()
     disks = given_disks(config, nvme or (), where)
+    devices = ",".join(hbm or ()) or None
     wiring = standalone.Wiring(
-        config, secret_file, dram, listen, admin, worker_listen, worker_admin, disks
+        config, secret_file, dram, listen, admin, worker_listen, worker_admin, devices, disks
     )
     places.prepare(where)
     lock = places.lock(where)

@@ -24,6 +24,13 @@ DataDir = Annotated[
         show_default="$KVHARBOR_HOME, else ~/.local/share/kvharbor",
     ),
 ]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A device whose memory to lend, and how much; may be repeated.",
+        metavar="DEVICE:SIZE",
+    ),
+]
 Master = Annotated[
     str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
 ]

@@ -69,6 +69,7 @@ class Wiring(msgspec.Struct, frozen=True):
     admin: str | None = None
     worker_listen: str | None = None
     worker_admin: str | None = None
+    hbm: str | None = None
     disks: tuple[DiskSpace, ...] = ()
     """Folders of this pool alone."""
 
@@ -95,6 +96,7 @@ class Wiring(msgspec.Struct, frozen=True):
             *_option("worker-id", WORKER_NAME),
             *_option("unix", _socket(places, "worker.sock")),
             *_option("dram", self.dram),
+            *_option("hbm", self.hbm),
             *_option("nvme", ",".join(f"{disk.path}:{disk.size}" for disk in self.disks) or None),
             *_option("listen", self.worker_listen),
             *_option("admin", self.worker_admin),

@@ -136,6 +136,29 @@ def test_a_disk_is_lent_below_the_memory_and_found_again(
     assert [each.name for each in tmp_path.iterdir()] == [f"kvharbor-testing-{first.segment}"]
 
 
+def test_a_device_is_lent_beside_the_memory(folder: Path, leader: Leader) -> None:
+    lives: list[SegmentOffer] = []
+    for _ in range(2):
+        with started(folder, leader, hbm="cpu:4MiB") as process:
+            memory, device = leader.expect(RegisterWorker).segments
+            assert (memory.tier, device.tier) == ("dram", "hbm")
+            assert (device.segment, device.geometry.payload_bytes) == ("w-hbm-cpu", 4 << 20)
+            lives.append(device)
+            admin = announced(folder, process).admin
+            look = json.loads(get(f"http://{admin}/status")[1])["segments"][0]
+            assert (look["tier"], look["capacity_bytes"]) == ("hbm", 4 << 20)
+            process.terminate()
+            assert process.wait(TIMEOUT_S) == ExitCode.OK
+    assert lives[0].incarnation != lives[1].incarnation
+
+
+def test_a_device_that_does_not_do_stops_the_start(folder: Path, leader: Leader) -> None:
+    code, text = refused(folder, leader, hbm="cuda:99:4MiB")
+    assert (code, "device: got 'cuda:99', want one of cpu" in text) == (ExitCode.USAGE, True), text
+    code, text = refused(folder, leader, hbm="cpu:1000000GiB")
+    assert (code, "bytes free, segment w-hbm-cpu needs" in text) == (ExitCode.NO_SPACE, True), text
+
+
 def test_after_a_kill_the_next_start_replaces_what_was_left(folder: Path, leader: Leader) -> None:
     with started(folder, leader) as process:
         announced(folder, process)

@@ -10,12 +10,14 @@ import pytest
 
 from kvstore.config import (
     ClusterConfig,
+    DeviceSpace,
     DiskSpace,
     Seconds,
     SizeBytes,
     Sources,
     Table,
     parse_any_address,
+    parse_device_space,
     parse_disk_space,
     parse_endpoint,
     parse_size,
@@ -163,6 +165,20 @@ def test_room_in_a_folder(written: object, path: str) -> None:
 def test_bad_room_in_a_folder(written: object) -> None:
     with pytest.raises(ValueError, match="a folder and a size, path:size"):
         parse_disk_space(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "device"),
+    [("cuda:0:1GiB", "cuda:0"), ("cpu:1GiB", "cpu"), ({"device": "cpu", "size": "1GiB"}, "cpu")],
+)
+def test_memory_of_a_device(written: object, device: str) -> None:
+    assert parse_device_space(written) == DeviceSpace(device, SizeBytes(1 << 30))
+
+
+@pytest.mark.parametrize("written", ["", "cpu", ":1GiB", "cuda:0", 7, {"path": "/a", "size": 1}])
+def test_bad_memory_of_a_device(written: object) -> None:
+    with pytest.raises(ValueError, match="a device and a size, device:size"):
+        parse_device_space(written)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7700", "[::1]:0", "a-host.example:65535"])

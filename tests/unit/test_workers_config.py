@@ -66,6 +66,12 @@ def test_each_disk_has_a_segment_of_its_own_wherever_it_stands_in_the_list() -> 
     assert one.rounded(one.nvme[1].size) == check_geometry(100 * 10**9 // CHUNK * CHUNK)
 
 
+def test_each_device_has_a_segment() -> None:
+    config = read(id="w7", hbm=[{"device": "cuda:1", "size": "1GB"}, "cpu:64MiB"])
+    assert [config.device_segment_id(each) for each in config.hbm] == ["w7-hbm-cuda1", "w7-hbm-cpu"]
+    assert config.rounded(config.hbm[0].size) == check_geometry(10**9 // CHUNK * CHUNK)
+
+
 @pytest.mark.parametrize(
     ("name", "codec"),
     [("auto", None), ("none", Codec.NONE), ("zstd-planes", Codec.ZSTD_PLANES)],
@@ -90,6 +96,12 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "no stream": ({"transports": ["shm"]}, "tcp and any of"),
     "all interfaces unadvertised": ({"listen": "0.0.0.0:7710"}, "all interfaces"),
     "no flag": ({"huge_pages": "perhaps"}, "true or false"),
+    "a device without a size": ({"hbm": "cpu"}, "a device and a size, device:size"),
+    "a device of no size": ({"hbm": [{"device": "cpu", "size": 0}]}, "at least 1"),
+    "a device that is a number": ({"hbm": "1:64MiB"}, "devices such as cuda:0, or cpu"),
+    "a device of another kind": ({"hbm": "../x:64MiB"}, "devices such as cuda:0, or cpu"),
+    "a device of less than a chunk": ({"hbm": "cuda:0:1MiB"}, "at least one chunk"),
+    "a device twice": ({"hbm": "cuda:0:1GiB,cuda:0:1GiB"}, "each device once"),
     "a disk without a size": ({"nvme": ["/mnt/a"]}, "a folder and a size, path:size"),
     "a disk of no size": ({"nvme": [{"path": "/mnt/a", "size": 0}]}, "at least 1"),
     "a disk without a path": ({"nvme": ":1GiB"}, "a path"),
