@@ -22,6 +22,7 @@ from kvstore.wire.messages.pins import (
 from kvstore.wire.messages.puts import PutPlans
 from master.tunables import Tunables
 from tests.unit.master_rig import TENANT, OpenedNamespace, Rig, chain, failure, small_content
+from tests.unit.test_master_tiering import held, put_chains, rig_with
 from tests.unit.test_master_victims import PAGE, evict
 
 KEYS = chain(0, 8)
@@ -268,6 +269,22 @@ def test_pinned_pages_make_no_room_for_another_size() -> None:
     reply = pool.rig.reply(pool.rig.engine, asked)
     assert isinstance(reply, PutPlans)
     assert len(reply.spans) == 1
+
+
+def test_pinned_pages_may_leave_memory_but_not_the_pool() -> None:
+    rig, space = rig_with(chunks=2, nvme_chunks=2)
+    keys = chain(0, 4)
+    space.put(keys)
+    rig.ask(rig.engine, PinPages(space.id, keys, "o", True, 600.0))
+    put_chains(rig, space, range(1, 24))
+    assert space.probe(keys) == b"\1" * 4
+    assert not {keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)} & held(
+        rig, "w1-dram"
+    )
+    assert rig.master.core.counters["pages_evicted"] > 0
+    rig.ask(rig.engine, UnpinPages(space.id, b"", "o"))
+    put_chains(rig, space, range(24, 48))
+    assert space.probe(keys) == bytes(4)
 
 
 @pytest.mark.parametrize(
