@@ -187,18 +187,6 @@ def test_the_other_parts_of_a_page_move_too() -> None:
     assert parts == {(key, part) for key, _ in parts for part in (0, 1)}
 
 
-def test_moves_of_several_parts_keep_to_the_bound() -> None:
-    rig = Rig(TIERED)
-    rig.add_worker(chunks=4, nvme_chunks=16)
-    space = rig.open_namespace(parts=3)
-    rig.holds_commands = True
-    for number in range(9):
-        space.put(chain(number, 2), parts=(0, 1, 2))
-        rig.pass_time(1.0)
-        assert len(rig.master.core.moves.in_flight) <= moves.IN_FLIGHT_MAX
-    assert len(rig.master.core.moves.in_flight) == moves.IN_FLIGHT_MAX
-
-
 def test_without_a_drive_nobody_looks() -> None:
     rig = Rig(TIERED)
     rig.add_worker(chunks=4)
