@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from kvstore.ids import Generation, epoch_of
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
-from kvstore.segment import size_class_of
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.puts import PutPlans
 from kvstore.wire.messages.reads import (
@@ -77,15 +76,16 @@ class Answers:
 
     def _located(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
         keys = keys_of(asked.keys)
+        until_s = self._checks.world.now + reply.lease_ttl_s
         covered: set[int] = set()
         for run in reply.runs:
             pages = range(run.first, run.first + run.count)
             covered.update(pages)
             for copy in run.copies:
                 ref = reply.segments[copy.segment]
-                self._copy_is_true(ref, copy, [keys[page] for page in pages])
+                self._copy_is_true(master, ref, copy, [keys[page] for page in pages])
                 if asked.lease:
-                    self._lease(ref, copy, [keys[page] for page in pages], reply.lease_ttl_s)
+                    self._lease(master, ref, copy, [keys[page] for page in pages], until_s)
             wanted = set(asked.parts or master_view.parts(master, asked.namespace))
             if {copy.part for copy in run.copies} != wanted:
                 self._checks.fail("I15", f"pages {pages} with parts of {wanted} missing")
@@ -94,7 +94,9 @@ class Answers:
         self._checks.world.counts["pages located"] += len(covered)
         self._explain_misses(master, asked.namespace, keys, covered, isinstance(asked, MatchPrefix))
 
-    def _copy_is_true(self, ref: SegmentRef, copy: LocatedCopy, keys: list[bytes]) -> None:
+    def _copy_is_true(
+        self, master: SimMaster, ref: SegmentRef, copy: LocatedCopy, keys: list[bytes]
+    ) -> None:
         """I3: what a lookup returns is sealed, and holds the right bytes; I29: and not removed."""
         memory = self._checks.memories[ref.segment]
         for key, offset, generation in zip(
@@ -105,7 +107,8 @@ class Answers:
                 continue  # the master cannot know yet that this life is over
             if offset in memory.damaged:
                 continue
-            record = memory.record(offset, size_class_of(copy.part_bytes))
+            size_class = master_view.size_class_at(master, ref.segment, offset)
+            record = memory.record(offset, size_class)
             if (
                 record is None
                 or record.state is not RecordState.SEALED
@@ -124,15 +127,20 @@ class Answers:
                 "I29", f"{key[:4].hex()} generation {generation:#x} {what} after its removal"
             )
 
-    def _lease(self, ref: SegmentRef, copy: LocatedCopy, keys: list[bytes], ttl_s: float) -> None:
-        until_s = self._checks.world.now + ttl_s
+    def _lease(
+        self,
+        master: SimMaster,
+        ref: SegmentRef,
+        copy: LocatedCopy,
+        keys: list[bytes],
+        until_s: float,
+    ) -> None:
         life = (ref.segment, ref.incarnation)
         for key, offset, generation in zip(
             keys, array("Q", copy.offsets), array("Q", copy.generations), strict=True
         ):
-            self._checks.leases.grant(
-                life, key, Lease(offset, copy.part_bytes, generation, until_s)
-            )
+            size = min(copy.part_bytes, master_view.size_class_at(master, ref.segment, offset))
+            self._checks.leases.grant(life, key, Lease(offset, size, generation, until_s))
 
     def _renewed(self, master: SimMaster, asked: RenewLease, reply: LeaseRenewed) -> None:
         del master
@@ -238,7 +246,7 @@ class Answers:
         self, ref: SegmentRef, offset: int, size_class: int, generation: int
     ) -> None:
         memory = self._checks.memories[ref.segment]
-        if memory.incarnation != ref.incarnation:
+        if memory.incarnation != ref.incarnation or not memory.is_writable:
             return
         lease = self._checks.leases.unreleased(
             (ref.segment, ref.incarnation), offset, size_class, self._checks.world.now

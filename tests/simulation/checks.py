@@ -10,18 +10,22 @@ from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from kvstore.codec import Codec
 from kvstore.errors import InvariantBroken
 from kvstore.limits import LEASE_MARGIN_S
+from kvstore.replica import Tier
 from kvstore.wire.messages.membership import FenceExtents, FreeExtents, RetireExtents
 from master.events import Event as MasterEvent
 from master.events import Request, Tick
 from tests.simulation.answers import Answers
 from tests.simulation.history import History
 from tests.simulation.leases import LeaseBook
-from tests.simulation.pages import page_bytes, version_of
+from tests.simulation.pages import VERSION_BYTES, page_bytes, version_of
 from workers import events as worker_events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.namespace import Namespace
     from kvstore.record import Record
     from kvstore.transfer.transport import ReadSpan
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from tests.simulation.sim_client import SimClient
     from tests.simulation.sim_master import SimMaster
     from tests.simulation.sim_worker import SimWorker
+    from tests.simulation.store import SegmentStore
     from tests.simulation.world import World
     from workers.record_table import Found
 
@@ -51,7 +56,7 @@ class Checks:
         self.options = options
         self.history = History()
         self.leases = LeaseBook()
-        self.memories: dict[str, SegmentMemory] = {}
+        self.memories: dict[str, SegmentStore] = {}
         self.workers: dict[str, SimWorker] = {}
         self.master: SimMaster | None = None
         self.is_healed = False
@@ -91,17 +96,21 @@ class Checks:
 
     # --- bytes ------------------------------------------------------------------------------
 
-    def holds_right_bytes(self, memory: SegmentMemory, record: Record) -> None:
+    def holds_right_bytes(self, memory: SegmentStore, record: Record) -> None:
         """I4: what is sealed is what its writer had."""
-        size = record.payload_bytes
-        data = memory.payload[record.offset : record.offset + size]
-        if not self.is_right(record.key, record.part, data):
+        if not self.is_right(record.key, record.part, memory.decoded(record)):
             self.fail("I4", f"wrong bytes in {memory.segment}+{record.offset}: {record}")
+
+    def is_right_record(self, store: SegmentStore) -> Callable[[Record], bool]:
+        """Tells of a record whether what lies there is a page that some client has stored."""
+        return lambda record: self.is_right(record.key, record.part, store.decoded(record))
 
     def is_right(self, key: bytes, part: int, data: bytes | memoryview) -> bool:
         """Whether these are bytes that some client has stored under (key, part)."""
         if data == page_bytes(key, part, len(data)):
             return True
+        if len(data) < VERSION_BYTES:
+            return False
         version = version_of(data)
         return version in self.history.pages[key].versions and data == page_bytes(
             key, part, len(data), version
@@ -125,7 +134,7 @@ class Checks:
 
     # --- workers ----------------------------------------------------------------------------
 
-    def taken_over(self, worker: SimWorker, memory: SegmentMemory, found: Found) -> None:
+    def taken_over(self, worker: SimWorker, memory: SegmentStore, found: Found) -> None:
         """A worker has started and looked at a segment."""
         for record in found.adopted:
             if record.offset in memory.damaged:
@@ -155,7 +164,7 @@ class Checks:
         if not isinstance(event, worker_events.Tick | worker_events.MasterAnswered):
             self.world.note(f"{worker.name} <- {type(event).__name__}")
 
-    def overwrites(self, worker: SimWorker, memory: SegmentMemory, offset: int, size: int) -> None:
+    def overwrites(self, worker: SimWorker, memory: SegmentStore, offset: int, size: int) -> None:
         """A pull is about to write into an extent."""
         if memory.is_read_in_place(offset, size):
             self.fail("I4", f"{memory.segment}+{offset} is overwritten while it is read in place")
@@ -165,12 +174,15 @@ class Checks:
             self.fail("I9", f"{memory.segment}+{offset} is overwritten under {lease}")
         del worker
 
-    def sealed(self, memory: SegmentMemory, record: Record | None) -> None:
+    def sealed(self, memory: SegmentStore, record: Record | None) -> None:
         """A SEALED record was written."""
         assert record is not None, memory.segment
         self.holds_right_bytes(memory, record)
         self.history.sealed(memory.segment, record, self.world.now)
         self.world.counts["pages sealed"] += 1
+        if memory.tier is Tier.NVME:
+            self.world.counts["pages sealed on disk"] += 1
+            self.world.counts["pages compressed"] += record.codec != Codec.NONE
 
     # --- clients ----------------------------------------------------------------------------
 

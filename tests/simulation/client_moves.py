@@ -1,7 +1,6 @@
-"""How a simulated client moves bytes: what kvstore.transfer does, piece by piece in virtual time.
+"""How a simulated client has its pages fetched: puts, as kvstore.transfer does them, in pieces.
 
-Shared memory where client and worker are on one host, a stream elsewhere. The rules of verifying
-are the real ones: checksum of what has come, then the record; the lease is the plan's to check.
+A buffer that the worker maps where both are on one host, a stream elsewhere.
 """
 
 from __future__ import annotations
@@ -9,25 +8,17 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvstore.page import payload_checksum
-from kvstore.record import is_sealed_as
-from kvstore.segment import size_class_of
 from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
-from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.puts import BufferSource, Ingested, StreamSource
-from kvstore.wire.messages.transfers import ReadExtents
-from tests.simulation.memory import SHARED
-from tests.simulation.pages import keys_of
-from tests.simulation.sim_pull import Piece, ReadDone, pieces
+from tests.simulation.sim_pull import Piece, pieces
 from tests.simulation.tasks import Signal, Steps, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvstore.client.reads import Rank
     from kvstore.transfer.transport import ReadSpan
-    from tests.simulation.memory import SegmentMemory
     from tests.simulation.rpc import Endpoint
     from tests.simulation.sim_client import SimClient
 
@@ -177,170 +168,3 @@ class Put:
                 self.buffer[at] ^= 0xFF
 
         client.world.after_on(client.name, client.random.uniform(0.0, 0.05), change)
-
-
-class Read:
-    """Moves of one copying read, into one buffer."""
-
-    def __init__(self, client: SimClient, size: int) -> None:
-        """The buffer starts as zeros."""
-        self._client = client
-        self.into = bytearray(size)
-        self.taken_s: dict[int, float] = {}
-        """When what lies at a place had come."""
-
-    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> Steps[list[bytes]]:
-        """A read puts nothing."""
-        raise AssertionError(spans)
-
-    def wipe(self, places: Sequence[int], size_bytes: int) -> None:
-        """Refused bytes must not reach anybody."""
-        for place in places:
-            self.into[place : place + size_bytes] = bytes(size_bytes)
-
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> Steps[list[bytes]]:
-        """One span after the other."""
-        client = self._client
-        deadline_s = client.world.now + timeout_s
-        results: list[bytes] = []
-        for span in spans:
-            if client.world.same_host(client.name, span.segment.worker):
-                outcomes = yield from self._copy(span)
-            else:
-                outcomes = yield from self._fetch(span, deadline_s - client.world.now)
-            self.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], span.part_bytes)
-            results.append(outcomes)
-        for span in spans:
-            self.taken_s.update(dict.fromkeys(span.places, client.world.now))
-        return results
-
-    def _copy(self, span: ReadSpan) -> Steps[bytes]:
-        """Out of the mapped segment; its worker need not even run."""
-        client, size = self._client, span.part_bytes
-        memory = memory_of(client, span)
-        offsets = array("Q", span.offsets)
-        for place, offset in zip(span.places, offsets, strict=True):
-            for start, stop in pieces(size):
-                self.into[place + start : place + stop] = memory.payload[
-                    offset + start : offset + stop
-                ]
-                yield copy_delay_s(client)
-        return bytes(
-            verified(client, span, i, bytes(self.into[place : place + size]), memory)
-            for i, place in enumerate(span.places)
-        )
-
-    def _fetch(self, span: ReadSpan, timeout_s: float) -> Steps[bytes]:
-        """From another host, over a stream; the worker checks the records."""
-        deadline_s = self._client.world.now + timeout_s
-        client, size, worker = self._client, span.part_bytes, span.segment.worker
-        link = yield from client.take_data_link(worker, deadline_s)
-        if link is None or client.world.now >= deadline_s:
-            return all_of(Outcome.TRANSPORT, len(span))
-        answered: Signal[object | None] = Signal()
-        message = ReadExtents(
-            span.segment.segment, span.segment.incarnation, span.part, size, span.keys,
-            span.offsets, span.generations,
-        )  # fmt: skip
-        link.call(message, deadline_s - client.world.now, answered.fire)
-        yield answered
-        reply = answered.value
-        if not isinstance(reply, ReadDone):
-            link.close()
-            return all_of(Outcome.TRANSPORT, len(span))
-        client.give_data_link(worker, link)
-        outcomes = bytearray(reply.outcomes)
-        for i, (key, checksum) in enumerate(
-            zip(keys_of(span.keys), array("Q", span.checksums), strict=True)
-        ):
-            place = span.places[i]
-            self.into[place : place + size] = reply.pages[i]
-            if outcomes[i] == Outcome.OK and not has_checksum(
-                reply.pages[i], key, span.part, checksum
-            ):
-                outcomes[i] = Outcome.CHECKSUM
-        return bytes(outcomes)
-
-
-def has_checksum(data: bytes | memoryview, key: bytes, part: int, checksum: int) -> bool:
-    """Whether these bytes are what the writer hashed."""
-    return payload_checksum(data, key, part) == checksum
-
-
-def memory_of(client: SimClient, span: ReadSpan) -> SegmentMemory:
-    """The mapped segment that a span is about."""
-    memories = client.workers[span.segment.worker].memories
-    return next(memory for name, memory in memories.items() if name == span.segment.segment)
-
-
-def verified(
-    client: SimClient, span: ReadSpan, i: int, data: bytes | memoryview,
-    memory: SegmentMemory,
-) -> Outcome:  # fmt: skip
-    """What kvstore.transfer.mapped_segment says of a page: checksum, and last the record (I8)."""
-    key = keys_of(span.keys)[i]
-    offset, generation = array("Q", span.offsets)[i], array("Q", span.generations)[i]
-    matches = has_checksum(data, key, span.part, array("Q", span.checksums)[i])
-    row = memory.records.read(offset, size_class_of(span.part_bytes))
-    if not is_sealed_as(row, key, span.part, generation, span.segment.incarnation):
-        return Outcome.STALE
-    if matches:
-        client.checks.accepted(span, i, memory)
-    return Outcome.OK if matches else Outcome.CHECKSUM
-
-
-class View:
-    """Moves of zero-copy views: pages are locked and verified where they lie."""
-
-    def __init__(self, client: SimClient) -> None:
-        """Hold nothing."""
-        self._client = client
-        self.held: dict[int, tuple[SegmentMemory, int, int]] = {}
-        """(memory, offset, payload bytes) by place in the result."""
-
-    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> Steps[list[bytes]]:
-        """A view puts nothing."""
-        raise AssertionError(spans)
-
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> Steps[list[bytes]]:
-        """Lock, then verify in place, page by page."""
-        client = self._client
-        results: list[bytes] = []
-        for span in spans:
-            memory = memory_of(client, span)
-            outcomes = bytearray()
-            for i, offset in enumerate(array("Q", span.offsets)):
-                if not memory.try_shared(client.name, offset, size_class_of(span.part_bytes)):
-                    outcomes.append(Outcome.BUSY)
-                    continue
-                yield copy_delay_s(client)
-                data = memory.payload[offset : offset + span.part_bytes]
-                outcomes.append(verified(client, span, i, data, memory))
-                self.held[span.places[i]] = (memory, offset, span.part_bytes)
-                if outcomes[-1] != Outcome.OK:
-                    self.wipe((span.places[i],), span.part_bytes)
-            results.append(bytes(outcomes))
-        return results
-
-    def wipe(self, places: Sequence[int], size_bytes: int) -> None:
-        """Let go of these pages."""
-        for place in places:
-            held = self.held.pop(place, None)
-            if held is not None:
-                memory, offset, size = held
-                memory.unlock(SHARED, self._client.name, offset, size_class_of(size))
-
-    def end(self) -> None:
-        """Let go of everything."""
-        self.wipe(list(self.held), 0)
-
-
-def rank_for(client: SimClient, views: bool) -> Rank:
-    """How good a way to a segment is, as kvstore.transfer.choice says."""
-
-    def rank(segment: SegmentRef) -> int | None:
-        if client.world.same_host(client.name, segment.worker):
-            return 0
-        return None if views else 10
-
-    return rank

@@ -14,8 +14,10 @@ from tests.simulation.world import FAIR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.sim_worker import SimWorker
     from tests.simulation.simulation import Simulation
 
+DISK_FAULTS: Final = ("writes fail", "reads fail", "loses power")
 TURN_S: Final = 0.5
 """How often the coin is tossed for each kind of fault."""
 
@@ -48,6 +50,8 @@ class Faults:
             self._cut()
         if chance(options.flips * TURN_S):
             self._flip()
+        if chance(options.disk_faults * TURN_S):
+            self._one_disk()
         self._world.after(self._random.uniform(0.0, 2 * TURN_S), self._turn)
 
     def _one(self, fault: Callable[[str], None]) -> None:
@@ -113,6 +117,32 @@ class Faults:
             self._world.counts["fault flipped record"] += 1
             memory.flip_record_bit(self._random, record)
 
+    def _one_disk(self) -> None:
+        """A disk takes no more writes, or gives nothing back, or the power of its host fails."""
+        workers = [w for w in self._simulation.workers.values() if w.disks and w.core is not None]
+        if not workers:
+            return
+        worker = self._random.choice(workers)
+        disk, kind = self._random.choice(worker.disks), self._random.choice(DISK_FAULTS)
+        self._world.counts[f"fault disk {kind}"] += 1
+        self._world.note(f"disk {disk.segment}: {kind}")
+        if kind == "writes fail":
+            disk.fail_writes()
+        elif kind == "reads fail":
+            disk.fail_reads()
+        else:
+            self._simulation.lose_power(worker.name)
+        down_s = self._random.choice((0.05, 1.0, 4.0, 8.0))
+        self._world.after(down_s, lambda: self._replace_disk(worker))
+
+    def _replace_disk(self, worker: SimWorker) -> None:
+        """The operator starts the worker anew, on disks that work."""
+        if not self._world.is_up(worker.name):
+            self._simulation.restart(worker.name)
+        elif any(disk.is_ailing for disk in worker.disks):
+            self._simulation.crash(worker.name)
+            self._simulation.restart(worker.name)
+
     def _count(self, what: str, name: str) -> None:
         self._world.counts[f"fault {what} {name.rstrip('0123456789')}"] += 1
 
@@ -129,3 +159,5 @@ class Faults:
                 world.resume(name)
             if not status.up:
                 self._simulation.restart(name)
+        for worker in self._simulation.workers.values():
+            self._replace_disk(worker)

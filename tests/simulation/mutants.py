@@ -24,7 +24,7 @@ from master.directory import Tree
 from master.orders import Order, OrderBook, OrderKind
 from master.run import Run
 from master.tombstones import Tombstones
-from tests.simulation import client_moves, sim_pull
+from tests.simulation import reader_moves, sim_pull
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.world import Weather
 from workers import pulls as worker_pulls
@@ -112,17 +112,17 @@ def no_lease_check_by_the_reader(patch: Patch) -> None:
 
 def no_record_check_by_the_reader(patch: Patch) -> None:
     """A reader trusts checksums alone."""
-    patch.setattr(client_moves, "is_sealed_as", lambda *args: True)
+    patch.setattr(reader_moves, "is_sealed_as", lambda *args: True)
 
 
 def no_checksum_by_the_reader(patch: Patch) -> None:
     """A reader trusts records alone."""
-    patch.setattr(client_moves, "has_checksum", lambda *args: True)
+    patch.setattr(reader_moves, "has_checksum", lambda *args: True)
 
 
 def no_wipe(patch: Patch) -> None:
     """What a reader refuses stays in its buffer."""
-    patch.setattr(client_moves.Read, "wipe", lambda self, places, size: None)
+    patch.setattr(reader_moves.Read, "wipe", lambda self, places, size: None)
 
 
 def no_checksum_by_the_worker(patch: Patch) -> None:

@@ -5,9 +5,9 @@ Printed in full when a run fails, so that a story can be read without the code a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from kvstore import limits
 from kvstore.segment import Geometry
@@ -15,6 +15,8 @@ from master.tunables import Tunables
 from tests.simulation.world import FAIR, Weather
 
 CHUNK_BYTES: Final = 64 * limits.KIB
+STAGING: Final = Geometry(CHUNK_BYTES, CHUNK_BYTES)
+"""Of the memory where each worker stages pages of its disks: little, so that slots are reused."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Options:
     """Of each worker."""
     chunks: int = 4
     """Of 64 KiB, in each segment."""
+    disks: int = 0
+    """Segments on disks of each worker."""
+    disk_chunks: int = 8
     seconds: float = 20.0
     """Of faults, before everything heals."""
     lease_ttl_s: float = 10.0
@@ -51,6 +56,9 @@ class Options:
     crashes: float = 0.0
     pauses: float = 0.0
     flips: float = 0.0
+    disk_faults: float = 0.0
+    watermark_demote: float = 0.5
+    admission: str = "all"
     fault_kinds: tuple[str, ...] = ()
     """Who is crashed and paused: master, worker, client."""
 
@@ -60,11 +68,17 @@ class Options:
         return Geometry(self.chunks * CHUNK_BYTES, CHUNK_BYTES)
 
     @property
+    def disk_geometry(self) -> Geometry:
+        """Of every segment on a disk."""
+        return Geometry(self.disk_chunks * CHUNK_BYTES, CHUNK_BYTES)
+
+    @property
     def tunables(self) -> Tunables:
         """The master's settings."""
         return Tunables(
-            lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0
-        )
+            lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0,
+            watermark_demote=self.watermark_demote, nvme_admission=self.admission,
+        )  # fmt: skip
 
 
 CALM: Final = Options()
@@ -86,7 +100,7 @@ def options_of(seed: int) -> Options:
     """The options of a seed."""
     random = Random(seed * 2 + 1)
     kinds = [kind for kind in ("master", "worker", "client") if random.random() < 0.6]
-    return Options(
+    drawn = Options(
         workers=random.choice((1, 2, 2, 3)),
         clients=random.choice((2, 3, 4)),
         hosts=random.choice((1, 2, 3)),
@@ -114,3 +128,18 @@ def options_of(seed: int) -> Options:
         flips=random.choice((0.0, 0.0, 0.3)),
         fault_kinds=tuple(kinds),
     )
+    return replace(drawn, **_disks_of(random))
+
+
+def _disks_of(random: Random) -> dict[str, Any]:
+    """Fields of Options about disks: half of the pools have some, some have nothing else."""
+    disks = random.choice((0, 0, 1, 1, 2))
+    only_disks: dict[str, Any] = {"segments": 0} if disks and random.random() < 0.2 else {}
+    return {
+        "disks": disks,
+        "disk_chunks": random.choice((2, 4, 12)),
+        "watermark_demote": random.choice((0.2, 0.5, 0.85)),
+        "admission": random.choice(("all", "all", "second-touch")),
+        "disk_faults": random.choice((0.0, 0.1, 0.3)),
+        **only_disks,
+    }

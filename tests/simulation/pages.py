@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 TENANT: Final = "simulation"
 PAGE_TOKENS: Final = 8
 _VERSION: Final = struct.Struct("<Q")
+VERSION_BYTES: Final = _VERSION.size
 
 SMALL: Final = 4096
 WIDE: Final = 8192
+REPEATS: Final = 4
+"""Of the bytes in half of the pages, so that they shrink where they are compressed."""
 NAMED_SIZES: Final = (1000, 4096, 9000)
 """Bytes of a named object, by the first byte of its key."""
 
@@ -63,7 +66,10 @@ def part_bytes(namespace: Namespace, key: bytes, part: int) -> int:
 
 @lru_cache(maxsize=20_000)
 def _stream(key: bytes, part: int, size: int) -> bytes:
-    return payload(key, part, size)
+    if key[1] % 2:
+        return payload(key, part, size)
+    pattern = payload(key, part, -(-size // REPEATS))
+    return (pattern * REPEATS)[:size]
 
 
 def page_bytes(key: bytes, part: int, size: int, version: int = 0) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from master.segments import Segment
     from tests.simulation.checks import Checks
     from tests.simulation.master_view import Slot
-    from tests.simulation.memory import SegmentMemory
+    from tests.simulation.store import SegmentStore
 
 OWNER_GRACE_S: Final = put_timeout_s(1 << 20) + 1.0
 """A dead client's plans are gone after this, also where nobody noticed its death (I18)."""
@@ -45,7 +45,7 @@ def scan(checks: Checks) -> None:
     checks.leases.forget_ended(checks.world.now)
 
 
-def _records_are_disjoint(checks: Checks, memory: SegmentMemory, records: list[Record]) -> None:
+def _records_are_disjoint(checks: Checks, memory: SegmentStore, records: list[Record]) -> None:
     """I5, and I4: sealed bytes are right as long as they are sealed."""
     end = 0
     for record in sorted(records, key=lambda each: each.offset):
@@ -56,14 +56,14 @@ def _records_are_disjoint(checks: Checks, memory: SegmentMemory, records: list[R
             checks.holds_right_bytes(memory, record)
 
 
-def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory, found: list[Record]) -> None:
+def _agrees(checks: Checks, segment: Segment, memory: SegmentStore, found: list[Record]) -> None:
     """What the master takes for free is free, what it takes for sealed is sealed (I3, I5, I12)."""
     held = {slot.offset: slot for slot in master_view.slots(segment)}
     records = {record.offset: record for record in found}
     for offset, record in records.items():
         slot = held.get(offset)
-        if offset in memory.damaged:
-            continue
+        if offset in memory.damaged or not memory.is_writable:
+            continue  # what a disk that takes no writes still holds can be neither freed nor reused
         if slot is None or slot.size_class != record.size_class:
             checks.fail("I12", f"{segment.id}+{offset} is free for the master, and holds {record}")
         elif slot.state is ExtentState.RESERVED and record.generation != slot.generation:
@@ -81,7 +81,7 @@ def _agrees(checks: Checks, segment: Segment, memory: SegmentMemory, found: list
             seen.add(page)
 
 
-def _is_sealed(checks: Checks, memory: SegmentMemory, slot: Slot) -> None:
+def _is_sealed(checks: Checks, memory: SegmentStore, slot: Slot) -> None:
     record = memory.record(slot.offset, slot.size_class)
     if (
         record is None
@@ -114,6 +114,8 @@ def at_rest(checks: Checks) -> list[str]:
     left: list[str] = []
     if core.plans:
         left.append(f"I18: open plans {list(core.plans.values())}")
+    if core.moves.in_flight:
+        left.append(f"I18: moves under way {list(core.moves.in_flight.values())}")
     if len(core.waiting):
         left.append(f"I18: {len(core.waiting)} puts wait")
     for segment in core.segments.values():

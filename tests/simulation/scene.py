@@ -15,9 +15,10 @@ from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.page import PageChain
 from kvstore.wire.messages.membership import ExtentsConfirmed
 from tests.simulation import master_view
-from tests.simulation.client_moves import Put, Read, View, rank_for
+from tests.simulation.client_moves import Put
 from tests.simulation.options import CALM
 from tests.simulation.pages import PAGE_TOKENS, WHOLE, page_bytes, part_bytes
+from tests.simulation.reader_moves import Read, View, rank_for
 from tests.simulation.rpc import Answer, Call
 from tests.simulation.scans import at_rest, scan
 from tests.simulation.simulation import Simulation

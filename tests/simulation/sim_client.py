@@ -1,7 +1,8 @@
 """A client process of the simulation: drives the real plans of `kvstore.client` in virtual time.
 
 Owns the connections of one life and the calls that run in it. What the calls are about is
-`workload`'s to choose; how bytes move is in `client_moves`.
+`workload`'s to choose; how bytes move is in `client_moves` and
+`reader_moves`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class SimClient:
         self.checks.client_died(self)
         self.world.crash(self.name)
         for worker in self.workers.values():
-            for memory in worker.memories.values():
+            for memory in worker.mapped.values():
                 memory.drop_locks(self.name)
         self.buffers = {}
         self.opened = {}

@@ -1,4 +1,4 @@
-"""Bytes on the move in a simulated worker: pulls, piece by piece, and reads served over a stream.
+"""Bytes on the move in a simulated worker: pulls into memory, piece by piece.
 
 The order of steps is `workers.ingest`'s: lock, RESERVED records, copy, hash of the extent, SEALED
 records, unlock. Between any two pieces anything may happen.
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 from kvstore.ids import Generation, PageKey
 from kvstore.limits import put_timeout_s
 from kvstore.page import payload_checksum
-from kvstore.record import Record, RecordBatch, RecordState, is_sealed_as
-from kvstore.segment import size_class_of
+from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import BufferSource
-from tests.simulation.memory import EXCLUSIVE
+from kvstore.wire.messages.puts import BufferSource, ExtentSource, StreamSource
+from tests.simulation.disk import DiskStore
+from tests.simulation.memory import SegmentMemory
 from tests.simulation.pages import keys_of
+from tests.simulation.store import EXCLUSIVE, SegmentStore
 from tests.simulation.tasks import Signal, Steps, wait
 from workers.events import Stretch
+from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvstore.wire.messages.transfers import ReadExtents
-    from tests.simulation.memory import SegmentMemory
     from tests.simulation.rpc import Endpoint
     from tests.simulation.sim_worker import SimWorker
     from workers.events import StartPull
@@ -45,14 +45,6 @@ class Piece:
     data: bytes
 
 
-@dataclass(frozen=True)
-class ReadDone:
-    """Answer to ReadExtents: outcomes from after the last byte, and the pages' bytes."""
-
-    outcomes: bytes
-    pages: tuple[bytes, ...]
-
-
 def pieces(size: int) -> Iterator[tuple[int, int]]:
     """[start, stop) of the pieces in which `size` bytes move."""
     step = -(-size // PIECES)
@@ -60,15 +52,18 @@ def pieces(size: int) -> Iterator[tuple[int, int]]:
 
 
 class PullRun:
-    """One StartPull in progress."""
+    """One StartPull in progress, into memory."""
+
+    stored_max = 0
+    """As in Ingested."""
 
     def __init__(self, worker: SimWorker, start: StartPull, endpoint: Endpoint, call: int) -> None:
-        """Nothing is touched yet; `call` is the client's number of the request."""
+        """Nothing is touched yet; `call` is the caller's number of the request."""
         self.worker = worker
         self.number = start.pull
         self.start = start
         self.message = start.message
-        self.memory: SegmentMemory = worker.memories[start.message.segment]
+        self.memory: SegmentStore = worker.memories[start.message.segment]
         self.outcomes = bytearray((Outcome.FENCED,)) * (len(start.message.offsets) // 8)
         self.is_cancelled = False
         self._endpoint = endpoint
@@ -88,7 +83,7 @@ class PullRun:
         """End soon: pages not verified yet end FENCED."""
         self.is_cancelled = True
         self._news.fire(True)
-        if not isinstance(self.message.source, BufferSource):
+        if isinstance(self.message.source, StreamSource):
             world, worker, endpoint = self.worker.world, self.worker, self._endpoint
             endpoint.close()  # what is in flight is not waited for
             world.after_on(worker.name, 0.0, lambda: worker.session_ended(endpoint))
@@ -123,13 +118,13 @@ class PullRun:
         size_class, memory, owner = self.start.size_class, self.memory, self.worker.name
         locked: list[Stretch] = []
         for i in range(stretch.count):
-            each = _single(stretch, i, size_class)
+            each = single(stretch, i, size_class)
             if memory.try_exclusive(owner, each.offset, size_class):
                 locked.append(each)
             else:
                 self.outcomes[each.page] = Outcome.BUSY
                 self.worker.world.counts["busy by a reader"] += 1
-        batches = [self._record(each) for each in locked]
+        batches = [self._batch(each) for each in locked]
         for each, batch in zip(locked, batches, strict=True):
             memory.records.write(each, batch, 0, 1)
             memory.damaged.discard(each.offset)
@@ -151,41 +146,56 @@ class PullRun:
         else:
             records.write_free(each, size_class)
 
-    def _record(self, each: Stretch) -> RecordBatch:
+    def record_of(self, each: Stretch) -> Record:
+        """What the record of a page will say while it is RESERVED."""
         message, page = self.message, each.page
-        key = self._keys[page]
-        first = Record(
-            RecordState.RESERVED, PageKey(key), message.part, Generation(message.generation),
-            self.memory.incarnation, message.part_bytes, self._checksums[page], each.offset,
-            self.start.size_class, message.namespace_ordinal,
+        return Record(
+            RecordState.RESERVED, PageKey(self._keys[page]), message.part,
+            Generation(message.generation), self.memory.incarnation, message.part_bytes,
+            self._checksums[page], each.offset, self.start.size_class, message.namespace_ordinal,
             PageKey(self._keys[page - 1] if page else message.parent), message.token_count,
             stored_bytes=message.part_bytes,
         )  # fmt: skip
+
+    def _batch(self, each: Stretch) -> RecordBatch:
+        page = each.page
         return RecordBatch(
-            first, key, self._offsets[page : page + 1], self._checksums[page : page + 1]
-        )
+            self.record_of(each), self._keys[page], self._offsets[page : page + 1],
+            self._checksums[page : page + 1],
+        )  # fmt: skip
 
     def _fill(self, each: Stretch) -> Steps[Outcome]:
         """Copy a page in pieces and hash the extent."""
-        message, page = self.message, each.page
-        for start, stop in pieces(message.part_bytes):
-            data = yield from self._piece(page, start, stop)
+        size, memory = self.message.part_bytes, self.memory
+        assert isinstance(memory, SegmentMemory), memory
+        for start, stop in pieces(size):
+            data = yield from self.piece(each.page, start, stop)
             if self.is_cancelled:
                 return Outcome.FENCED
             if data is None:
-                return self._failed or Outcome.SOURCE_LOST
-            self.worker.checks.overwrites(self.worker, self.memory, each.offset, message.part_bytes)
-            self.memory.payload[each.offset + start : each.offset + stop] = data
+                return self.failure
+            self.worker.checks.overwrites(self.worker, memory, each.offset, size)
+            memory.payload[each.offset + start : each.offset + stop] = data
             yield self.worker.copy_delay_s()
-        place = self.memory.payload[each.offset : each.offset + message.part_bytes]
-        matches = has_checksum(place, self._keys[page], message.part, self._checksums[page])
-        return Outcome.OK if matches else Outcome.CHECKSUM
+        place = memory.payload[each.offset : each.offset + size]
+        return Outcome.OK if self.is_right(each.page, place) else Outcome.CHECKSUM
 
-    def _piece(self, page: int, start: int, stop: int) -> Steps[bytes | None]:
+    def is_right(self, page: int, data: bytes | memoryview) -> bool:
+        """Whether this is what the page's writer hashed."""
+        return has_checksum(data, self._keys[page], self.message.part, self._checksums[page])
+
+    @property
+    def failure(self) -> Outcome:
+        """Why the source gives nothing more."""
+        return self._failed or Outcome.SOURCE_LOST
+
+    def piece(self, page: int, start: int, stop: int) -> Steps[bytes | None]:
         """The next bytes from the source; None when it is gone or the pull is cancelled."""
         source = self.message.source
         if self._failed is not None:
             return None
+        if isinstance(source, ExtentSource):
+            return self._moved(source, page, start, stop)
         if isinstance(source, BufferSource):
             data = self.worker.client_bytes(self._endpoint, source, page, start, stop)
             if data is None:
@@ -200,48 +210,35 @@ class PullRun:
             yield from wait(world, self.worker.name, self._news, 0.5, False)
         return self.arrived.get((page, start))
 
+    def _moved(self, source: ExtentSource, page: int, start: int, stop: int) -> bytes | None:
+        """Bytes of an extent of this worker; from a disk a whole page is read at once."""
+        store = self.worker.memories[source.segment]
+        offset = array("Q", source.offsets)[page]
+        if isinstance(store, SegmentMemory):
+            return bytes(store.payload[offset + start : offset + stop])
+        assert isinstance(store, DiskStore), store
+        if (page, 0) not in self.arrived:
+            into = memoryview(bytearray(self.message.part_bytes))
+            part = PartToRead(
+                Extent(offset, self.start.source_classes[page]), PageKey(self._keys[page]),
+                self.message.part, Generation(array("Q", source.generations)[page]), into,
+            )  # fmt: skip
+            (found,) = store.read([part])
+            if found.outcome is Outcome.TRANSPORT:
+                self._failed = found.outcome
+                return None
+            self.arrived[page, 0] = bytes(into)
+        return self.arrived[page, 0][start:stop]
 
-def has_checksum(data: memoryview, key: bytes, part: int, checksum: int) -> bool:
+
+def has_checksum(data: bytes | memoryview, key: bytes, part: int, checksum: int) -> bool:
     """Whether an extent holds what the writer hashed."""
     return payload_checksum(data, key, part) == checksum
 
 
-def _single(stretch: Stretch, i: int, size_class: int) -> Stretch:
+def single(stretch: Stretch, i: int, size_class: int) -> Stretch:
     """Extent `i` of a stretch alone."""
     return Stretch(
         stretch.page + i, 1, stretch.chunk_start, stretch.slot + i,
         stretch.offset + i * size_class,
     )  # fmt: skip
-
-
-def serve_read(
-    worker: SimWorker, endpoint: Endpoint, number: int, message: ReadExtents
-) -> Steps[None]:
-    """Read extents out for a client on another host: record check, bytes, record check."""
-    offsets, generations = array("Q", message.offsets), array("Q", message.generations)
-    keys = keys_of(message.keys)
-    memory = worker.memories.get(message.segment)
-    pages: list[bytes] = []
-    outcomes = bytearray()
-    for i, key in enumerate(keys):
-        data = bytearray(message.part_bytes)
-        is_there = memory is not None and _matches(memory, message, offsets[i], key, generations[i])
-        for start, stop in pieces(message.part_bytes):
-            if is_there and memory is not None:
-                data[start:stop] = memory.payload[offsets[i] + start : offsets[i] + stop]
-                yield worker.copy_delay_s()
-        pages.append(bytes(data))
-    yield worker.copy_delay_s()
-    for i, key in enumerate(keys):
-        good = memory is not None and _matches(memory, message, offsets[i], key, generations[i])
-        outcomes.append(Outcome.OK if good else Outcome.STALE)
-    endpoint.answer(number, ReadDone(bytes(outcomes), tuple(pages)))
-
-
-def _matches(
-    memory: SegmentMemory, message: ReadExtents, offset: int, key: bytes, generation: int
-) -> bool:
-    row = memory.records.read(offset, size_class_of(message.part_bytes))
-    return memory.incarnation == message.incarnation and is_sealed_as(
-        row, key, message.part, generation, message.incarnation
-    )

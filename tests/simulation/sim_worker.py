@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
@@ -20,27 +20,36 @@ from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import InventoryRows
 from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested
-from kvstore.wire.messages.transfers import ReadExtents
+from kvstore.wire.messages.transfers import ReadExtents, ReleaseStaged, StageExtents
+from tests.simulation.disk import DiskStore
+from tests.simulation.memory import SegmentMemory
 from tests.simulation.rpc import Endpoint
-from tests.simulation.sim_pull import Piece, PullRun, serve_read
+from tests.simulation.sim_disk_pull import DiskPullRun
+from tests.simulation.sim_pull import Piece, PullRun
+from tests.simulation.sim_reads import serve_read
+from tests.simulation.sim_staging import SimStaging
 from tests.simulation.tasks import Steps, spawn
 from tests.simulation.worker_links import Greeting, WorkerLinks
 from workers import events
 from workers.extent_table import SegmentTable
 from workers.membership import Profile
 from workers.state import WorkerState
-from workers.verification import verify
+from workers.tiers.guarded_file import OutOfService
+from workers.verification import verify, verify_on_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.simulation.channel import Channel
     from tests.simulation.checks import Checks
-    from tests.simulation.memory import SegmentMemory
     from tests.simulation.sim_client import SimClient
     from tests.simulation.sim_master import SimMaster
+    from tests.simulation.store import SegmentStore
     from tests.simulation.world import World
+    from workers.events import Stretch
+    from workers.tiers.nvme import NvmeSegment
 
+Work = events.WriteFree | events.WriteRemoved | events.VerifyPayloads
 TICK_MAX_S: Final = 0.25
 """As in workers.control_link: a tick comes at least this often, whatever the core asks for."""
 
@@ -49,17 +58,31 @@ class SimWorker:
     """One worker process, in all its lives."""
 
     def __init__(
-        self, world: World, name: str, memories: list[SegmentMemory], checks: Checks
+        self,
+        world: World,
+        name: str,
+        memories: Sequence[SegmentStore],
+        checks: Checks,
+        staging: SegmentMemory | None = None,
     ) -> None:
-        """Lend these segments; not started."""
+        """Lend these segments, with memory to stage what lies on disks; not started."""
         self.world = world
         self.name = name
         self.checks = checks
-        self.memories: dict[str, SegmentMemory] = {each.segment: each for each in memories}
+        self.memories: dict[str, SegmentStore] = {each.segment: each for each in memories}
+        self.mapped: dict[str, SegmentMemory] = {
+            each.segment: each for each in memories if isinstance(each, SegmentMemory)
+        }
+        """What readers of this host can map."""
+        self.disks = [each for each in memories if isinstance(each, DiskStore)]
+        self._staging_memory = staging
+        if staging is not None:
+            self.mapped[staging.segment] = staging
         self.master: SimMaster | None = None
         self.clients: Callable[[str], SimClient] = _no_client
         self.core: WorkerState | None = None
         self.pulls: dict[int, PullRun] = {}
+        self.staging: SimStaging | None = None
         self.copy_delay_max_s = 0.002
         self.links = WorkerLinks(self)
         self.peers: dict[Endpoint, str] = {}
@@ -67,6 +90,8 @@ class SimWorker:
         self._sessions: dict[Endpoint, int] = {}
         self._requests: dict[int, tuple[Endpoint, int]] = {}
         self._commands: dict[int, tuple[Endpoint, int]] = {}
+        self._services: dict[str, str] = {}
+        """What was told of each disk."""
         self._last = 0
         self._alarm_at_s = math.inf
 
@@ -78,13 +103,19 @@ class SimWorker:
         tables: list[SegmentTable] = []
         for memory in self.memories.values():
             found = memory.begin_life()
-            table = SegmentTable(memory.segment, memory.incarnation, memory.geometry)
+            on_disk = memory.tier is Tier.NVME
+            table = SegmentTable(
+                memory.segment, memory.incarnation, memory.geometry, holds_encoded=on_disk
+            )
             table.adopt(found.adopted)
             tables.append(table)
             self.checks.taken_over(self, memory, found)
         addresses = (Address("shm", self.name, 0), Address("tcp", self.name, 10))
-        tiers = dict.fromkeys(self.memories, Tier.DRAM.value)
+        tiers = {name: memory.tier.value for name, memory in self.memories.items()}
         self.core = WorkerState(Profile(self.name, host, addresses, tiers), tables)
+        self._services = {disk.segment: disk.service for disk in self.disks}
+        if self._staging_memory is not None:
+            self.staging = SimStaging(self, self._staging_memory)
         self._alarm_at_s = math.inf
         self.links = WorkerLinks(self)
         self.links.dial()
@@ -95,9 +126,9 @@ class SimWorker:
             if self.world.chance(0.3):
                 self._tear_record(pull)
         self.world.crash(self.name)
-        for memory in self.memories.values():
+        for memory in self.mapped.values():
             memory.drop_locks(self.name)
-        self.core = None
+        self.core = self.staging = None
         self.pulls.clear()
         self.peers.clear()
         self._sessions.clear()
@@ -106,8 +137,8 @@ class SimWorker:
 
     def _tear_record(self, pull: PullRun) -> None:
         place = pull.record_in_hand()
-        if place is None:
-            return
+        if place is None or not isinstance(pull.memory, SegmentMemory):
+            return  # what was given to the system is whole, however the process ends
         row = pull.memory.records.read(*place)
         record = unpack_record(row)
         if isinstance(record, Record) and record.state is RecordState.RESERVED:
@@ -145,7 +176,16 @@ class SimWorker:
     def _ring(self, at_s: float) -> None:
         if at_s == self._alarm_at_s:
             self._alarm_at_s = math.inf
+            self._look_at_disks()
             self.feed(events.Tick())
+
+    def _look_at_disks(self) -> None:
+        """As workers.disk_watch: the leader hears of each change."""
+        for disk in self.disks:
+            if disk.service is not self._services[disk.segment]:
+                self._services[disk.segment] = disk.service
+                reason = disk.file.reason
+                self.feed(events.MediumChanged(disk.segment, disk.service, reason))
 
     def _carry_out(self, action: events.Action) -> None:
         match action:
@@ -159,8 +199,8 @@ class SimWorker:
             case events.AnswerCommand(command, message):
                 endpoint, number = self._commands.pop(command)
                 endpoint.answer(number, message)
-            case events.AnswerIngest(request, _, outcomes):
-                self._answer(request, Ingested(outcomes))
+            case events.AnswerIngest(request, _, outcomes, stored_max):
+                self._answer(request, Ingested(outcomes, stored_max))
             case events.RefuseIngest(request, _, code, text):
                 self._answer(request, Failure(code, text))
             case _:
@@ -185,7 +225,12 @@ class SimWorker:
 
     def _send_rows(self, action: events.SendRows) -> None:
         memory = self.memories[action.segment]
-        rows = memory.records.rows(action.chunk_start, action.size_class, action.listed)
+        try:
+            rows = memory.records.rows(action.chunk_start, action.size_class, action.listed)
+        except OutOfService:
+            failed = events.MasterAnswered(action.call, None)
+            self.world.after_on(self.name, 0.0, lambda: self.feed(failed))
+            return
         message = InventoryRows(
             memory.segment, memory.incarnation, action.chunk_start, action.size_class, rows
         )
@@ -195,8 +240,12 @@ class SimWorker:
         """The master asks for something."""
         assert isinstance(message, Message), message
         command = self.next_number()
-        self._commands[command] = (endpoint, number)
-        self.feed(events.CommandReceived(command, message))
+        if isinstance(message, Ingest):
+            self._requests[command] = (endpoint, number)
+            self.feed(events.IngestRequested(command, events.MOVER, message))
+        else:
+            self._commands[command] = (endpoint, number)
+            self.feed(events.CommandReceived(command, message))
 
     # --- data connections ---------------------------------------------------------------------
 
@@ -217,13 +266,15 @@ class SimWorker:
         self.peers.pop(endpoint, None)
         session = self._sessions.pop(endpoint, None)
         if session is not None:
+            if self.staging is not None:
+                self.staging.forget(session)
             self.feed(events.SessionClosed(session))
 
     def _serve(self, endpoint: Endpoint, number: int, message: object) -> None:
+        session = self._sessions.get(endpoint)
+        if session is None:
+            return
         if isinstance(message, Ingest):
-            session = self._sessions.get(endpoint)
-            if session is None:
-                return
             request = self.next_number()
             self._requests[request] = (endpoint, number)
             self.feed(events.IngestRequested(request, session, message))
@@ -232,6 +283,11 @@ class SimWorker:
                 pull.take(endpoint, message)
         elif isinstance(message, ReadExtents):
             spawn(self.world, self.name, serve_read(self, endpoint, number, message))
+        elif isinstance(message, StageExtents) and self.staging is not None:
+            work = self.staging.stage(endpoint, number, session, message)
+            spawn(self.world, self.name, work)
+        elif isinstance(message, ReleaseStaged) and self.staging is not None:
+            self.staging.release(endpoint, number, session, message)
         else:
             raise AssertionError(message)
 
@@ -250,29 +306,33 @@ class SimWorker:
 
     def _start_pull(self, action: events.StartPull) -> None:
         endpoint, number = self._requests[action.request]
-        pull = PullRun(self, action, endpoint, endpoint.caller_number(number))
+        on_disk = isinstance(self.memories[action.message.segment], DiskStore)
+        kind = DiskPullRun if on_disk else PullRun
+        pull = kind(self, action, endpoint, endpoint.caller_number(number))
         self.pulls[action.pull] = pull
         spawn(self.world, self.name, pull.run(), self.copy_delay_s())
 
     def pull_ended(self, pull: PullRun) -> None:
         """All records of a pull are written, its locks are gone."""
         del self.pulls[pull.number]
-        self.feed(events.PullEnded(pull.number, bytes(pull.outcomes)))
+        self.feed(events.PullEnded(pull.number, bytes(pull.outcomes), pull.stored_max))
 
     def copy_delay_s(self) -> float:
         """How long one piece of work takes."""
         longest_s = 0.001 if self.checks.is_healed else self.copy_delay_max_s
         return self.world.random.uniform(0.0001, longest_s)
 
-    def _do_work(
-        self, action: events.WriteFree | events.WriteRemoved | events.VerifyPayloads
-    ) -> Steps[None]:
+    def _do_work(self, action: Work) -> Steps[None]:
         extents = action.extents
         memory, size_class = self.memories[extents.segment], extents.size_class
         outcomes = bytearray()
         yield self.copy_delay_s()
         for stretch in extents.stretches:
             places = range(stretch.offset, stretch.offset + stretch.count * size_class, size_class)
+            if isinstance(memory, DiskStore):
+                outcomes += self._on_disk(action, memory, stretch)
+                continue
+            assert isinstance(memory, SegmentMemory), memory
             match action:
                 case events.WriteFree():
                     memory.records.write_free(stretch, size_class)
@@ -284,6 +344,21 @@ class SimWorker:
                     outcomes += bytes(verify(memory, at, size_class) for at in places)
         yield self.copy_delay_s()
         self.feed(events.WorkEnded(action.work, bytes(outcomes)))
+
+    def _on_disk(self, action: Work, store: DiskStore, stretch: Stretch) -> bytes:
+        """The same on a disk, where records are changed durably and nobody holds a lock."""
+        size_class = action.extents.size_class
+        if isinstance(action, events.VerifyPayloads):
+            assert self.staging is not None
+            self.staging.doubt(action.extents)
+            segment = cast("NvmeSegment", store)
+            places = (stretch.offset + i * size_class for i in range(stretch.count))
+            return bytes(verify_on_disk(segment, at, size_class) for at in places)
+        write = store.records.write_removed
+        if isinstance(action, events.WriteFree):
+            write = store.records.write_free
+        outcome = store.change(partial(write, stretch, size_class))
+        return bytes((outcome,)) * stretch.count
 
     def _is_held(self, memory: SegmentMemory, offset: int, size_class: int) -> Outcome:
         held = memory.is_read_in_place(offset, size_class)

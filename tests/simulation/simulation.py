@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from kvstore.ids import SegmentId
 from kvstore.limits import LEASE_MARGIN_S, LEASE_TTL_MAX_S
 from tests.simulation.checks import Checks
+from tests.simulation.disk import DiskStore
 from tests.simulation.faults import Faults
 from tests.simulation.memory import SegmentMemory
-from tests.simulation.options import Options, options_of
+from tests.simulation.options import STAGING, Options, options_of
 from tests.simulation.pages import HALVES, WHOLE, Universe
 from tests.simulation.scans import at_rest, scan
 from tests.simulation.sim_client import SimClient
@@ -24,6 +25,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from collections import Counter
 
+    from tests.simulation.store import SegmentStore
     from tests.simulation.tasks import Steps
 
 STEPS_PER_SCAN: Final = 60
@@ -63,9 +65,20 @@ class Simulation:
 
     def _add_worker(self, name: str, host: str) -> None:
         self.world.add_node(name, host)
-        names = [f"{name}-dram{number or ''}" for number in range(self.options.segments)]
-        memories = [SegmentMemory(SegmentId(each), self.options.geometry) for each in names]
-        worker = SimWorker(self.world, name, memories, self.checks)
+        options = self.options
+        stores: list[SegmentStore] = [
+            SegmentMemory(SegmentId(f"{name}-dram{number or ''}"), options.geometry)
+            for number in range(options.segments)
+        ]
+        stores += [
+            DiskStore(SegmentId(f"{name}-nvme{number or ''}"), options.disk_geometry)
+            for number in range(options.disks)
+        ]
+        staging = None
+        if options.disks:
+            staging = SegmentMemory(SegmentId(f"{name}-staging"), STAGING)
+            self.checks.memories[staging.segment] = staging
+        worker = SimWorker(self.world, name, stores, self.checks, staging)
         worker.copy_delay_max_s = self.options.slow_pull_s
         worker.master = self.master
         worker.clients = self.clients_by_name
@@ -129,6 +142,13 @@ class Simulation:
             self.workers[name].crash()
         else:
             self.clients[name].crash()
+
+    def lose_power(self, name: str) -> None:
+        """Kill a worker, and of what its disks had not synced some is lost."""
+        self.crash(name)
+        for disk in self.workers[name].disks:
+            lost = disk.lose_power(self.world.random, self.checks.is_right_record(disk))
+            self.world.counts["blocks lost with the power"] += lost
 
     def restart(self, name: str) -> None:
         """Start a process again that is down."""

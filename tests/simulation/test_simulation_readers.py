@@ -10,8 +10,8 @@ from kvstore.record import RecordState
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.membership import FreeExtents
 from kvstore.wire.messages.puts import Sealed
-from tests.simulation.memory import EXCLUSIVE
 from tests.simulation.pages import SMALL
+from tests.simulation.store import EXCLUSIVE
 
 if TYPE_CHECKING:
     from kvstore.page import PageChain
@@ -26,7 +26,7 @@ LEASE_S = 10.0
 
 def memory_of(scene: Scene, worker: int = 0) -> SegmentMemory:
     """The memory of a worker's segment."""
-    return scene.worker(worker).memories[f"worker{worker}-dram"]
+    return scene.worker(worker).mapped[f"worker{worker}-dram"]
 
 
 def record_of(scene: Scene, key: bytes, worker: int = 0) -> Record:

@@ -21,8 +21,9 @@ from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.page import PageChain
 from kvstore.wire.messages.reads import GetStatus, Status
-from tests.simulation.client_moves import Put, Read, View, rank_for
+from tests.simulation.client_moves import Put
 from tests.simulation.pages import HALVES, NAMED, WHOLE, Universe, page_bytes, part_bytes
+from tests.simulation.reader_moves import Read, View, rank_for
 
 if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
