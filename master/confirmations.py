@@ -12,6 +12,7 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ExtentsConfirmed
 from master import losses, removal
 from master.orders import Order, OrderKind
+from master.segments import Medium
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 RETRY_UNANSWERED_S: Final = 0.5
 RETRY_HELD_S: Final = 0.1
 """A reader's lock is asked for again after this long."""
+RETRY_READ_ONLY_S: Final = 60.0
+"""A medium that takes no writes does so again only in a new life, which ends these orders."""
 _EVENTS: Final = {OrderKind.FREE: ExtentEvent.FREED, OrderKind.FENCE: ExtentEvent.FENCED}
 
 
@@ -60,7 +63,9 @@ def _released(core: Core, order: Order, outcomes: bytes) -> None:
     refused = [i for i, o in enumerate(outcomes) if o not in (Outcome.OK, Outcome.BUSY)]
     if refused:
         core.counters["orders_refused"] += 1
-        core.orders.give_at(order.pick(refused), core.now + RETRY_UNANSWERED_S)
+        serves = segment.medium is Medium.SERVING
+        wait_s = RETRY_UNANSWERED_S if serves else RETRY_READ_ONLY_S
+        core.orders.give_at(order.pick(refused), core.now + wait_s)
     core.waiting.wake_for_room()
 
 

@@ -8,7 +8,7 @@ from kvstore import limits
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
-from kvstore.wire.messages.membership import ExtentsConfirmed, FenceExtents
+from kvstore.wire.messages.membership import ExtentsConfirmed, FenceExtents, ReportSegment
 from kvstore.wire.messages.puts import AbortPut
 from master import confirmations, orders
 from master.events import CommandAnswered, CommandId
@@ -95,6 +95,22 @@ def test_what_is_not_confirmed_is_asked_again(
     rig.send(CommandAnswered(command.command, reply))
     assert quarantined(rig) == 4
     rig.tick(confirmations.RETRY_UNANSWERED_S + 2 * orders.GRAIN_S)
+    (again,) = rig.commands
+    assert again.message == command.message
+
+
+def test_a_medium_that_takes_no_writes_is_rarely_asked_again(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    abort(space, 4)
+    rig.workers["w1"].ask(ReportSegment("w1-dram", 1, "read_only", "EROFS"))
+    (command,) = rig.commands
+    rig.commands.clear()
+    refused = ExtentsConfirmed(1, bytes([Outcome.TRANSPORT]) * 4)
+    rig.send(CommandAnswered(command.command, refused))
+    rig.pass_time(confirmations.RETRY_READ_ONLY_S - 1.0)
+    assert not rig.commands
+    rig.pass_time(1.0 + 2 * orders.GRAIN_S)
     (again,) = rig.commands
     assert again.message == command.message
 
