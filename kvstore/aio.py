@@ -129,14 +129,15 @@ class AsyncKVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """See KVStore.put."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
 
-    async def put_parts(
+    async def put_parts(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         chain: PageChain,
@@ -147,9 +148,10 @@ class AsyncKVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """See KVStore.put_parts."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         request = self._calls.put_request(opened, chain, offsets, None, wishes)
         return await self._put(source, request)
 
@@ -165,9 +167,10 @@ class AsyncKVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return await self._put(source, request)
 

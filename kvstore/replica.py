@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum, IntEnum, StrEnum
 from typing import Final
 
+from kvstore.errors import BadValue
+
 
 class Tier(StrEnum):
     """Media of a segment, fastest first."""
@@ -12,6 +14,16 @@ class Tier(StrEnum):
     HBM = "hbm"
     DRAM = "dram"
     NVME = "nvme"
+
+
+_TIERS: Final = frozenset(("", *Tier))
+
+
+def check_tier(tier: str) -> str:
+    """BadValue unless it is the name of a tier, or empty: none in particular."""
+    if tier not in _TIERS:
+        raise BadValue("tier", tier, f"one of {', '.join(Tier)}")
+    return tier
 
 
 class ExtentState(IntEnum):

@@ -92,7 +92,8 @@ class Core:
         )
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 
-        self.ranking = placing.Ranking()
+        self.rankings: dict[str, placing.Ranking] = {}
+        """By the tier that is wished for; none: where puts go."""
         self.moves = Moves(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)

@@ -33,11 +33,20 @@ class Ranking(msgspec.Struct, eq=False):
     uses: int = 0
 
 
-def ranked(core: Core) -> list[Segment]:
-    """Segments to try for pages that are put, best first; ask each whether it `is_open`."""
-    ranking = core.ranking
+def ranked(core: Core, wish: str = "") -> list[Segment]:
+    """Segments to try for pages that are put, best first; ask each whether it `is_open`.
+
+    Those of the tier that is wished for come before those that every put may go to.
+    """
+    usual = _ranked(core, "")
+    return usual if not wish else [*_ranked(core, wish), *usual]
+
+
+def _ranked(core: Core, tier: str) -> list[Segment]:
+    ranking = core.rankings.setdefault(tier, Ranking())
     if not ranking.uses or core.now >= ranking.until_s:
-        ranking.segments = _in_order(core, put_segments(core))
+        of_tier = [s for s in core.segments.values() if s.tier == tier]
+        ranking.segments = _in_order(core, of_tier if tier else put_segments(core))
         ranking.until_s = core.now + RANKED_FOR_S
         ranking.uses = RANKED_FOR_USES
     ranking.uses -= 1
@@ -76,7 +85,7 @@ def put_segments(core: Core) -> list[Segment]:
 
 def segments_changed(core: Core) -> None:
     """Segments have come or gone: they are ranked anew, and drives hold more or less."""
-    core.ranking.uses = 0
+    core.rankings.clear()
     drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
     core.moves.has_drives = bool(drives)
     core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))

@@ -12,6 +12,7 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
+from kvstore.replica import check_tier
 from kvstore.require import require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
@@ -60,6 +61,7 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
     if message.ttl_s is not None:
         require_ttl("ttl_s", message.ttl_s)
     hinting.given(message.hints)
+    check_tier(message.tier)
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
@@ -201,7 +203,7 @@ class Planner:
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
         wanted = Wanted(self._tree.namespace, part, part_bytes, size_class, self._token_count)
-        for segment in placing.ranked(core):
+        for segment in placing.ranked(core, self._message.tier):
             if not keys:
                 break
             if not placing.is_open(core, segment, size_class):

@@ -130,8 +130,9 @@ class Calls:
             page_bytes += size
         deadline_s = self.deadline_s(wishes.timeout_s, pages * page_bytes)
         return PutRequest(
-            opened, chain, tuple(sources), deadline_s, wishes.wait, wishes.ttl_s, wishes.hints
-        )
+            opened, chain, tuple(sources), deadline_s, wishes.wait, wishes.ttl_s, wishes.hints,
+            wishes.tier,
+        )  # fmt: skip
 
     def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
         """The plan of a put."""

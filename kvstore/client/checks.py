@@ -15,6 +15,7 @@ from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
+from kvstore.replica import check_tier
 from kvstore.require import require, require_text, require_ttl
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> N
     if wishes.ttl_s is not None:
         require_ttl("ttl_s", wishes.ttl_s)
     check_hints(wishes.hints)
+    require("tier", wishes.tier, str, "the name of a tier")
+    check_tier(wishes.tier)
 
 
 def check_hints(hints: Hints | None) -> None:

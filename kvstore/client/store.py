@@ -145,6 +145,7 @@ class KVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """Store one part of every page of a chain; one outcome a page, in order.
 
@@ -152,14 +153,15 @@ class KVStore:
         `offsets` says where in it each page begins, in bytes. With `wait` the call waits within
         its deadline for room and for other puts of the same pages. When it returns, every lookup
         by anybody finds what is `Stored(visible=True)`. `hints` say what is known of the chain's
-        future: the pool's policies listen to them and promise nothing.
+        future: the pool's policies listen to them and promise nothing. `tier` is where the pages
+        had best lie ("hbm" is the memory of devices); without room there they go where all go.
         """
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return self._put(source, request)
 
-    def put_parts(
+    def put_parts(  # noqa: PLR0913 -- each is a wish of its own
         self,
         opened: OpenedNamespace,
         chain: PageChain,
@@ -170,9 +172,10 @@ class KVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """Store several parts of every page: `offsets` has one list for each part."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         return self._put(source, self._calls.put_request(opened, chain, offsets, None, wishes))
 
     def put_objects(  # noqa: PLR0913 -- each is a wish of its own
@@ -187,9 +190,10 @@ class KVStore:
         wait: bool = True,
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        tier: str = "",
     ) -> list[PutOutcome]:
         """Store named objects of `size_bytes` each in an opaque namespace."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints)
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return self._put(source, request)
 

@@ -75,6 +75,7 @@ class PutWishes(msgspec.Struct, frozen=True):
     wait: bool = True
     timeout_s: float | None = None
     hints: Hints | None = None
+    tier: str = ""
 
 
 class PutRequest(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ class PutRequest(msgspec.Struct, frozen=True):
     wait: bool = True
     ttl_s: float | None = None
     hints: Hints | None = None
+    tier: str = ""
 
     @property
     def pages(self) -> int:
@@ -134,6 +136,7 @@ class _Batch:
             wait=request.wait,
             ttl_s=request.ttl_s,
             hints=request.hints,
+            tier=request.tier,
         )
 
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:

@@ -56,6 +56,7 @@ class Pages:
         chain: PageChain,
         part: int = 0,
         timeout_s: float | None = None,
+        tier: str = "",
     ) -> list[object]:
         """Put every page's payload from a buffer; the outcomes."""
         size = opened.namespace.parts[part].size_bytes
@@ -64,8 +65,11 @@ class Pages:
             buffer.view[i * size : (i + 1) * size] = payload(key, part, size)
         offsets = range(0, len(chain) * size, size)
         try:
-            put = self.store.put
-            return [*put(opened, chain, buffer, offsets, part=part, timeout_s=timeout_s)]
+            return [
+                *self.store.put(
+                    opened, chain, buffer, offsets, part=part, timeout_s=timeout_s, tier=tier
+                )
+            ]
         finally:
             buffer.close()
 

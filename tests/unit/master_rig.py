@@ -247,7 +247,7 @@ class OpenedNamespace:
         self.namespace = namespace
         self.ordinal = ordinal
 
-    def begin(
+    def begin(  # noqa: PLR0913 -- as many as the message has
         self,
         keys: bytes,
         parent: bytes = ROOT_PARENT,
@@ -258,6 +258,7 @@ class OpenedNamespace:
         ttl_s: float | None = None,
         session: SessionId | None = None,
         request: bytes | None = None,
+        tier: str = "",
     ) -> Message | None:
         """Plan a put of one chain; PutPlans, Failure, or None when it waits."""
         self.rig.puts += 1
@@ -271,6 +272,7 @@ class OpenedNamespace:
             timeout_s,
             wait,
             ttl_s,
+            tier=tier,
         )
         return self.rig.ask(session or self.rig.engine, message)
 

@@ -20,6 +20,7 @@ from kvstore.client.steps import drive
 from kvstore.client.writes import PutWishes
 from kvstore.errors import BadValue, BufferClosed, LayoutMismatch, OutOfSpace
 from kvstore.namespace import opaque
+from kvstore.page import PageChain
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
@@ -58,6 +59,15 @@ def test_a_namespace_is_asked_for_once_but_for_its_ttl() -> None:
 def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
     with pytest.raises(BadValue, match="timeout_s"):
         checks.check_timeout(timeout_s)
+
+
+def test_a_wish_for_an_unknown_tier_is_refused() -> None:
+    prepared, space, chain = calls(), opened(), PageChain(bytes(range(32)))
+    request = prepared.put_request(space, chain, {0: [0]}, None, PutWishes(tier="hbm"))
+    assert request.tier == "hbm"
+    for tier in ("HBM", "gpu"):
+        with pytest.raises(BadValue, match=f"tier: got {tier!r}"):
+            prepared.put_request(space, chain, {0: [0]}, None, PutWishes(tier=tier))
 
 
 def test_sizes_follow_from_the_layout_or_are_named() -> None:

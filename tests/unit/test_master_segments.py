@@ -11,12 +11,12 @@ from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import RegisterWorker, ReportSegment, SegmentOffer
+from kvstore.wire.messages.puts import PutPlans
 from master.segments import REASON_CHARS_MAX, SegmentState
 from tests.unit.master_pages import KEYS, refused
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 
 if TYPE_CHECKING:
-    from kvstore.wire.messages.puts import PutPlans
     from tests.unit.master_worker import FakeWorker
 
 GRACE_S = 11.0
@@ -62,6 +62,45 @@ def test_puts_go_to_a_drive_where_there_is_no_memory() -> None:
     worker.tier = "nvme"
     worker.join()
     assert placed(rig.open_namespace().put(KEYS)) == {"w1-dram"}
+
+
+@pytest.fixture
+def above(rig: Rig) -> FakeWorker:
+    """A worker with a segment on a device."""
+    made = rig.add_worker("w2", chunks=4, join=False)
+    made.tier = "hbm"
+    made.join()
+    return made
+
+
+def wished(space: OpenedNamespace, keys: bytes, tier: str) -> PutPlans:
+    reply = space.begin(keys, tier=tier)
+    assert isinstance(reply, PutPlans), reply
+    return reply
+
+
+def test_pages_go_to_a_device_only_where_that_is_asked(
+    space: OpenedNamespace, above: FakeWorker
+) -> None:
+    assert placed(space.plans(KEYS)) == {"w1-dram"}
+    assert placed(wished(space, chain(2, 8), "hbm")) == {above.segment}
+    assert placed(space.plans(chain(3, 8))) == {"w1-dram"}
+
+
+def test_a_wish_without_room_is_no_reason_to_refuse(
+    space: OpenedNamespace, above: FakeWorker
+) -> None:
+    plans = wished(space, chain(2, 70), "hbm")
+    assert [plans.segments[span.segment].tier for span in plans.spans] == ["hbm", "dram"]
+    assert sum(span.count for span in plans.spans) == 70
+    above.leave()
+    assert placed(wished(space, chain(3, 8), "hbm")) == {"w1-dram"}
+    assert placed(wished(space, chain(4, 8), "nvme")) == {"w1-nvme"}
+
+
+def test_a_wish_for_an_unknown_tier_is_refused(space: OpenedNamespace) -> None:
+    reply = space.begin(KEYS, tier="tape")
+    assert failure(reply).text == "tier: got 'tape', want one of hbm, dram, nvme"
 
 
 def test_memory_that_is_away_is_memory_still(rig: Rig, space: OpenedNamespace) -> None:

@@ -33,6 +33,8 @@ class BeginPut(Message, frozen=True, tag=32):
     wait: bool = True
     ttl_s: float | None = None
     hints: Hints | None = None
+    tier: str = ""
+    """Where the pages had best lie, if there is room; else they go where all go."""
 
 
 class PlanSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
