@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore import Hit, Miss
 from kvstore.cli.places import places_of
 from kvstore.exit_codes import ExitCode
+from tests.cluster.pages import SIZE, Pages
 from tests.cluster.up import FREE_PORTS, Up, kvharbor, remove_segments
+from tests.fakes import payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from kvstore import PageChain
+    from kvstore.client.locations import Locations
+
+PAGES = 32
+PAUSE_S = 0.05
+"""Between puts: copies on disks are made ahead, at the pool's own pace."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -56,6 +67,56 @@ def test_disks_are_lent_and_found_again_in_any_order(
     with Up(data_dir, *reversed(disks)) as up:
         assert (lent(up), files(tmp_path)) == (before, were)
         assert up.ready["discarded_bytes"] == 0
+
+
+def below_memory(found: Locations) -> int:
+    """How many pages have their only copy on a disk."""
+    return sum(
+        run.count
+        for piece in found.pieces
+        for run in piece.located.runs
+        if {piece.located.segments[copy.segment].tier for copy in run.copies} == {"nvme"}
+    )
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_pages_below_memory_are_read_also_after_a_kill(
+    data_dir: Path, disks: tuple[str, str], tmp_path: Path, transport: str
+) -> None:
+    config = tmp_path / "pool.toml"
+    # What a disk of this size can bear in its life would be a few pages a second.
+    config.write_text('[master]\nnvme_admission = "all"\n')
+    options = (*disks, f"--config={config}")
+    with Up(data_dir, *options) as up, Pages(up.master, transport, "below") as pages:
+        opened = pages.open()
+        # Memory holds 32 of these chains.
+        chains = [opened.chain([number] * 4 * PAGES) for number in range(100)]
+        below: list[PageChain] = []
+        for chain in chains:
+            pages.put(opened, chain)
+            time.sleep(PAUSE_S)
+            probes = (pages.store.lookup(opened, each, lease=False) for each in chains)
+            below = [found.chain for found in probes if below_memory(found)]
+            if len(below) >= 4:
+                break
+        assert len(below) >= 4, "too little ever lies on a disk alone"
+        for chain in below:
+            found = pages.store.lookup(opened, chain)
+            hits = found.hits.count(True)
+            assert pages.read_back(found, PAGES).count(Hit()) == hits
+            if transport == "shm":
+                with pages.store.views(found) as views:
+                    assert sum(isinstance(view, memoryview) for view in views) == hits
+                    for view, key in zip(views, chain, strict=True):
+                        assert isinstance(view, Miss) or view == payload(key, 0, SIZE)
+        up.end(signal.SIGKILL)
+    with Up(data_dir, *options) as up, Pages(up.master, transport, "below") as pages:
+        opened = pages.open()
+        for chain in below:
+            again = pages.store.lookup(opened, chain)
+            hits = again.hits.count(True)
+            assert hits
+            assert pages.read_back(again, PAGES).count(Hit()) == hits
 
 
 def test_a_wipe_clears_disks_too(data_dir: Path, disks: tuple[str, str], tmp_path: Path) -> None:
