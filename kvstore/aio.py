@@ -197,11 +197,16 @@ class AsyncKVStore:
         return await self._run(probe_steps(query, self._calls.clock))
 
     async def prefetch(
-        self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        tier: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """See KVStore.prefetch."""
         query = self._calls.query(opened, chain, timeout_s)
-        await self._run(prefetch_steps(query, self._calls.clock))
+        await self._run(prefetch_steps(query, self._calls.clock, checks.tier_name(tier)))
 
     async def match_prefix(
         self,

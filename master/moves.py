@@ -97,10 +97,12 @@ class Move(msgspec.Struct, eq=False):
 
 
 class Wish(msgspec.Struct, eq=False):
-    """Pages that are to be brought up to memory."""
+    """Pages that are to be brought up."""
 
     namespace: int
     keys: bytes
+    tier: Tier = Tier.DRAM
+    """At least so far."""
     tries: int = 0
     """How often some of them found no room."""
 
@@ -174,8 +176,8 @@ class Moves:
         self._wakeup.by(at_s)
 
     def was_filled(self, segment: Segment, now_s: float) -> None:
-        """A segment has little room left: pages are to be demoted from it, if it is of memory."""
-        if segment.tier is not Tier.NVME and self.has_drives:
+        """A segment has little room left: pages are to be demoted from it, if there is where to."""
+        if segment.tier is Tier.HBM or (segment.tier is Tier.DRAM and self.has_drives):
             self.demoting[segment] = 0
             self.look(now_s)
 

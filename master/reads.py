@@ -12,6 +12,7 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES
+from kvstore.replica import Tier, check_tier
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
@@ -76,9 +77,10 @@ def readable_pages(core: Core, tree: Tree, keys: bytes) -> bytearray:
 
 
 def prefetch(core: Core, caller: Caller, message: Prefetch) -> None:
-    """Answer Done, and have brought up what lies below memory of these pages, as far as can be."""
+    """Answer Done, and have brought up what lies below of these pages, as far as can be."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
-    tiering.want_up(core, known.tree, message.keys)
+    tier = Tier(check_tier(message.tier) or Tier.DRAM)
+    tiering.want_up(core, known.tree, message.keys, tier)
     core.reply(caller, Done())
 
 

@@ -1,11 +1,12 @@
 """Which pages move between tiers: down ahead of eviction, and up once they are wanted again.
 
-While memory is filled above a watermark, the pages that would be evicted next are offered to the
-admission policy of the drives and copied there; their copies in memory stay until eviction wants
-the room. So much is copied as lies above the watermark, and then as much as leaves: a drive that
-is too small to keep it is not written over and over. Pages that were read from a drive a second
-time, or are about to be read, are copied up; the drive keeps them. Must not know how a move is
-carried out or how victims are found. See the step table "move" in ARCHITECTURE.md.
+While a segment is filled above a watermark, the pages that would be evicted next are copied to the
+next slower tier of their worker, to a drive only if its admission policy takes them; the copies
+above stay until eviction wants the room. So much is copied as lies above the watermark, and then as
+much as leaves: a drive that is too small to keep it is not written over and over. Pages that were
+read from a drive a second time, or are about to be read, are copied up, to a device only if that
+was asked; the slower tier keeps them. Must not know how a move is carried out or how victims are
+found. See the step table "move" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def note_hits(core: Core, parts: int, stretch: Stretch, *, is_leased: bool) -> N
         run.cold_hits += 1
         if run.cold_hits >= core.tunables.promote_hits:
             run.cold_hits = 0
-            _wish(core, run.namespace, run.keys)
+            _wish(core, Wish(run.namespace, run.keys))
 
 
 def _count_mixed(core: Core, parts: int, stretch: Stretch) -> bool:
@@ -69,24 +70,26 @@ def _count_mixed(core: Core, parts: int, stretch: Stretch) -> bool:
     return found > known
 
 
-def want_up(core: Core, tree: Tree, keys: bytes) -> None:
-    """Have those of these pages that lie on a drive only brought up, as far as can be."""
+def want_up(core: Core, tree: Tree, keys: bytes, tier: Tier) -> None:
+    """Have those of these pages that lie in slower tiers only brought up, as far as can be."""
     for stretch in tree.stretches(keys):
-        held = stretch.run.held_up_to(tree.parts, MEMORY_RANK)
+        held = stretch.run.held_up_to(tree.parts, RANKS[tier])
         if 0 in held[stretch.page : stretch.page + stretch.count]:
             first = stretch.first * KEY_BYTES
-            _wish(core, tree.namespace, keys[first : first + stretch.count * KEY_BYTES])
+            wanted = keys[first : first + stretch.count * KEY_BYTES]
+            _wish(core, Wish(tree.namespace, wanted, tier))
 
 
-def _wish(core: Core, namespace: int, keys: bytes) -> None:
+def _wish(core: Core, new: Wish) -> None:
     wishes = core.moves.wishes
-    if not core.moves.has_drives:
+    if new.tier is Tier.DRAM and not core.moves.has_drives:
         return
     if len(wishes) >= WISHES_MAX:  # I7: it will be asked for again, or was not needed
         core.counters["promotions_dropped"] += 1
         return
-    wish = wishes.setdefault(keys[:KEY_BYTES], Wish(namespace, keys))
-    wish.keys = max(wish.keys, keys, key=len)
+    wish = wishes.setdefault(new.keys[:KEY_BYTES], new)
+    wish.keys = max(wish.keys, new.keys, key=len)
+    wish.tier = min(wish.tier, new.tier, key=RANKS.__getitem__)
     core.moves.look(core.now)
 
 
@@ -119,10 +122,10 @@ def _is_granted(core: Core, wish: Wish) -> bool:
     lacking: dict[str, Counter[int]] = {}
     for stretch in core.tree(wish.namespace).stretches(wish.keys):
         for copy in stretch.run.copies:
-            if copy.segment.tier is Tier.NVME and copy.segment.takes_orders:
-                waits = _bring_up(core, stretch, copy, lacking) or waits
+            if copy.segment.rank > RANKS[wish.tier] and copy.segment.takes_orders:
+                waits = _bring_up(core, stretch, copy, wish.tier, lacking) or waits
     for worker, wanted in lacking.items():
-        _make_room(core, placing.of_worker(core, worker, Tier.DRAM), wanted)
+        _make_room(core, placing.of_worker(core, worker, wish.tier), wanted)
     if lacking and wish.tries < TRIES_MAX:
         wish.tries += 1
         core.moves.look(core.now + RETRY_S)
@@ -130,16 +133,18 @@ def _is_granted(core: Core, wish: Wish) -> bool:
     return not waits
 
 
-def _bring_up(core: Core, stretch: Stretch, copy: Copy, lacking: dict[str, Counter[int]]) -> bool:
-    """Copy up the pages of a stretch that only drives hold; whether some have to wait."""
+def _bring_up(
+    core: Core, stretch: Stretch, copy: Copy, tier: Tier, lacking: dict[str, Counter[int]]
+) -> bool:
+    """Copy up the pages of a stretch that only slower tiers hold; whether some have to wait."""
     worker, lane = copy.segment.worker, moves.lane_of(core, copy.segment)
-    size_class = moves.class_for(core, stretch.run, copy, Tier.DRAM)
-    while pages := _first_cold(stretch, copy):
+    size_class = moves.class_for(core, stretch.run, copy, tier)
+    while pages := _first_cold(stretch, copy, tier):
         free_at_s = moves.free_at_s(core, lane)
         if free_at_s > core.now:
             core.moves.look(free_at_s)
             return True
-        targets = placing.of_worker(core, worker, Tier.DRAM)
+        targets = placing.of_worker(core, worker, tier)
         target = next((s for s in targets if placing.is_open(core, s, size_class)), None)
         if target is None:
             if targets:
@@ -149,11 +154,11 @@ def _bring_up(core: Core, stretch: Stretch, copy: Copy, lacking: dict[str, Count
     return False
 
 
-def _first_cold(stretch: Stretch, copy: Copy) -> range:
-    """The first of those pages of a copy that no memory has and no plan brings there."""
-    run, stop = stretch.run, stretch.page + stretch.count
+def _first_cold(stretch: Stretch, copy: Copy, tier: Tier) -> range:
+    """The first of those pages of a copy that do not lie so far up and that no plan moves."""
+    run, stop, rank = stretch.run, stretch.page + stretch.count, RANKS[tier]
     warm = run.held_by(
-        c for c in run.copies_of(copy.part) if c.segment.rank <= MEMORY_RANK and c.segment.readable
+        c for c in run.copies_of(copy.part) if c.segment.rank <= rank and c.segment.readable
     )
     plans = [plan for plan in run.plans if plan.part == copy.part]
     cold = bytes(
@@ -171,7 +176,7 @@ def _first_cold(stretch: Stretch, copy: Copy) -> range:
 def _demote_some(core: Core, segment: Segment) -> None:
     """One search for pages to demote; goes on at the next look."""
     demoting = core.moves.demoting
-    targets = placing.of_worker(core, segment.worker, Tier.NVME)
+    targets = _below(core, segment)
     excess = segment.allocator.used_bytes
     excess -= int(core.tunables.watermark_demote * segment.geometry.payload_bytes)
     if not segment.takes_orders or not targets or segment.demoted_bytes >= excess:
@@ -196,6 +201,13 @@ def _demote_some(core: Core, segment: Segment) -> None:
         del demoting[segment]
 
 
+def _below(core: Core, segment: Segment) -> list[Segment]:
+    """Where this segment's pages are copied: the next slower tier that its worker has."""
+    slower = (tier for tier in Tier if RANKS[tier] > segment.rank)
+    found = (placing.of_worker(core, segment.worker, tier) for tier in slower)
+    return next((each for each in found if each), [])
+
+
 def _demote(
     core: Core, run: Run, copy: Copy, targets: list[Segment], lacking: Counter[int]
 ) -> bool:
@@ -203,18 +215,22 @@ def _demote(
     pages = _last_unsafe(core, run, copy)
     if not pages:
         return False
-    size_class = moves.class_for(core, run, copy, Tier.NVME)
+    tier = targets[0].tier
+    size_class = moves.class_for(core, run, copy, tier)
     target = next((s for s in targets if placing.is_open(core, s, size_class)), None)
     if target is None:
         lacking[size_class] += len(pages) * size_class
         return False
-    chance = core.eviction.reuse_probability(run, core.now)
-    candidate = Candidate(len(pages) * size_class, run.touches, chance)
-    if not core.admission.admits(candidate, core.now):
+    if tier is Tier.NVME and not _is_admitted(core, run, len(pages) * size_class):
         core.counters["demotions_refused"] += 1
         return False
     moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
     return True
+
+
+def _is_admitted(core: Core, run: Run, size_bytes: int) -> bool:
+    chance = core.eviction.reuse_probability(run, core.now)
+    return core.admission.admits(Candidate(size_bytes, run.touches, chance), core.now)
 
 
 def _last_unsafe(core: Core, run: Run, copy: Copy) -> range:

@@ -74,8 +74,13 @@ def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> N
     if wishes.ttl_s is not None:
         require_ttl("ttl_s", wishes.ttl_s)
     check_hints(wishes.hints)
-    require("tier", wishes.tier, str, "the name of a tier")
-    check_tier(wishes.tier)
+    tier_name(wishes.tier)
+
+
+def tier_name(tier: str) -> str:
+    """The name of a tier, or none."""
+    require("tier", tier, str, "the name of a tier")
+    return check_tier(tier)
 
 
 def check_hints(hints: Hints | None) -> None:

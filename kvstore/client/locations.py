@@ -204,10 +204,10 @@ def probe_steps(query: Query, clock: Clock) -> Steps[list[bool]]:
     return found
 
 
-def prefetch_steps(query: Query, clock: Clock) -> Steps[None]:
+def prefetch_steps(query: Query, clock: Clock, tier: str = "") -> Steps[None]:
     """Tell the master what will be read soon."""
     for _, keys in batches(query.chain):
-        hint = Prefetch(query.opened.namespace.id, keys)
+        hint = Prefetch(query.opened.namespace.id, keys, tier)
         yield from ask(hint, Done, query.deadline_s - clock.now_s())
 
 

@@ -222,14 +222,20 @@ class KVStore:
         return self._run(probe_steps(query, self._calls.clock))
 
     def prefetch(
-        self, opened: OpenedNamespace, chain: PageChain, *, timeout_s: float | None = None
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        tier: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         """Say that these pages will be read soon: those on disks are brought up if there is room.
 
+        With `tier` "hbm" those in memory too, to a device of the worker that has them.
         Returns at once and promises nothing; pages that are not in the pool are passed over.
         """
         query = self._calls.query(opened, chain, timeout_s)
-        self._run(prefetch_steps(query, self._calls.clock))
+        self._run(prefetch_steps(query, self._calls.clock, checks.tier_name(tier)))
 
     def match_prefix(
         self,

@@ -71,8 +71,8 @@ def test_a_prefetch_names_every_page_once() -> None:
     chain = big_chain(2)
     script = Script().will(Done(), Done())
     query = Query(SPACE, chain, script.clock.now_s() + 10)
-    drive(prefetch_steps(query, script.clock), script)
-    assert all(isinstance(each, Prefetch) for each in script.asked)
+    drive(prefetch_steps(query, script.clock, "hbm"), script)
+    assert {each.tier for each in script.asked if isinstance(each, Prefetch)} == {"hbm"}
     assert (
         b"".join(each.keys for each in script.asked if isinstance(each, Prefetch)) == chain.packed
     )

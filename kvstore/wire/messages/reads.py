@@ -89,13 +89,15 @@ class LeaseRenewed(Message, frozen=True, tag=54):
 
 
 class Prefetch(Message, frozen=True, tag=56):
-    """Client to master: these pages will be read soon: bring up what lies below DRAM -> Done.
+    """Client to master: these pages will be read soon: bring up what lies below `tier` -> Done.
 
     A hint: it takes no lease, promises nothing and is answered before anything is brought.
     """
 
     namespace: bytes
     keys: bytes
+    tier: str = ""
+    """DRAM where none is named."""
 
 
 class ReportSuspect(Message, frozen=True, tag=55):
