@@ -55,4 +55,6 @@ def _segment(segment: Segment) -> SegmentStatus:
         allocator.bytes_in[ExtentState.SEALED],
         allocator.bytes_in[ExtentState.RETIRED],
         allocator.bytes_in[ExtentState.QUARANTINED],
+        segment.medium.value,
+        segment.reason,
     )

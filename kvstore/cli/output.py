@@ -119,6 +119,9 @@ def print_status(status: Status) -> None:
     for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
         if table.row_count:
             console.print(table)
+    for each in status.segments:
+        if each.reason:
+            console.print(Text(f"segment {each.segment} is {each.medium}: {each.reason}"))
 
 
 def print_pins(pins: Iterable[PinRow]) -> None:
@@ -187,13 +190,13 @@ def _workers(workers: Iterable[WorkerStatus]) -> Table:
 
 def _segments(segments: Iterable[SegmentStatus]) -> Table:
     states = (">capacity", ">sealed", ">reserved", ">retired", ">quarantined", ">free")
-    table = _table("segments", "segment", "worker", "tier", *states)
+    table = _table("segments", "segment", "worker", "tier", "medium", *states)
     for each in segments:
         sizes = (
             each.capacity_bytes, each.sealed_bytes, each.reserved_bytes, each.retired_bytes,
             each.quarantined_bytes, each.free_bytes,
         )  # fmt: skip
-        names = (each.segment, each.worker, each.tier)
+        names = (each.segment, each.worker, each.tier, each.medium)
         table.add_row(*map(Text, names), *map(size_text, sizes))
     return table
 

@@ -32,7 +32,10 @@ SECRET = b"0123456789abcdef"
 STATUS = Status(
     cluster="c", epoch=4, uptime_s=61.5, pages=10, runs=2, namespaces=1, sessions=3, open_plans=0,
     workers=(WorkerStatus("w[red]1", "h", "live", 0.1, ("shm /x.sock", "tcp 127.0.0.1:1")),),
-    segments=(SegmentStatus("w-dram", "w", "dram", 1 << 30, 3 << 28, 0, 1 << 28, 0, 0),),
+    segments=(
+        SegmentStatus("w-dram", "w", "dram", 1 << 30, 3 << 28, 0, 1 << 28, 0, 0, "serving", ""),
+        SegmentStatus("w-nvme", "w", "nvme", 0, 0, 0, 0, 0, 0, "failed", "read at 4096: EIO"),
+    ),
     counters={"hits": 8, "misses": 2},
 )  # fmt: skip
 
@@ -112,7 +115,8 @@ def test_status_for_people(master: str) -> None:
     assert done.returncode == 0, done.stderr
     for text in (
         "cluster c, epoch 4, up 62 s: 10 pages in 2 runs of 1 namespaces",
-        "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "hits",
+        "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
+        "segment w-nvme is failed: read at 4096: EIO", "hits",
     ):  # fmt: skip
         assert text in done.stdout
 

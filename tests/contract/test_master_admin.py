@@ -30,7 +30,7 @@ STATUS = Status(
         WorkerStatus("w", "h", "live", 0.1, ("tcp:127.0.0.1:1",)),
         WorkerStatus("x", "h", "lost", 9.0, ()),
     ),
-    segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3),),
+    segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3, "serving", ""),),
     counters={"hits": 8, "misses": 2},
 )
 

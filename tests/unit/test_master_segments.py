@@ -12,6 +12,7 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import RegisterWorker, ReportSegment, SegmentOffer
 from kvstore.wire.messages.puts import PutPlans
+from kvstore.wire.messages.reads import GetStatus, Status
 from master.segments import REASON_CHARS_MAX, SegmentState
 from tests.unit.master_pages import KEYS, refused
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
@@ -42,6 +43,14 @@ def report(worker: FakeWorker, state: str, segment: str = "w1-dram", reason: str
     incarnation = worker.rig.segment(segment).incarnation
     assert worker.ask(ReportSegment(segment, incarnation, state, reason)) == Done()
     worker.rig.settle()
+
+
+def shown(rig: Rig) -> tuple[str, str]:
+    """What the status says of the segment's medium."""
+    status = rig.ask(rig.engine, GetStatus())
+    assert isinstance(status, Status)
+    (segment,) = (each for each in status.segments if each.segment == "w1-dram")
+    return segment.medium, segment.reason
 
 
 def placed(plans: PutPlans) -> set[str]:
@@ -120,10 +129,12 @@ def test_a_segment_that_is_read_only_is_read_and_not_filled(
     report(rig.workers["w1"], "read_only", reason="EROFS")
     assert space.probe(KEYS) == b"\1" * 8
     assert refused(space.plans(chain(2, 1))) == [(0, 1, Outcome.OUT_OF_SPACE)]
+    assert shown(rig) == ("read_only", "EROFS")
     space.remove(KEYS[-32:])
     rig.pass_time(0.5)
     assert len(rig.segment("w1-dram").records) == 7, "it takes orders"
     report(rig.workers["w1"], "serving")
+    assert shown(rig) == ("serving", "")
     assert placed(space.plans(chain(2, 1))) == {"w1-dram"}
 
 

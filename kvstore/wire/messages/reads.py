@@ -131,7 +131,7 @@ class GetStatus(Message, frozen=True, tag=66):
 
 
 class SegmentStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes by state of one segment."""
+    """Bytes by state of one segment; `medium` is serving, read_only or failed, as last reported."""
 
     segment: str
     worker: str
@@ -142,6 +142,9 @@ class SegmentStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sealed_bytes: int
     retired_bytes: int
     quarantined_bytes: int
+    medium: str
+    reason: str
+    """Why the medium does not serve, in its worker's words; empty while it does."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
