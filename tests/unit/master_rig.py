@@ -13,7 +13,14 @@ from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace,
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
-from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans, Sealed, SealedNoted
+from kvstore.wire.messages.puts import (
+    BeginPut,
+    Ingest,
+    PutChain,
+    PutPlans,
+    Sealed,
+    SealedNoted,
+)
 from kvstore.wire.messages.reads import Located, MatchPrefix, Probe, Probed, Remove, Removed
 from master.events import (
     CloseSession,
@@ -74,6 +81,9 @@ class Rig:
         self.closed: list[SessionId] = []
         self.holds_persists = False
         self.holds_commands = False
+        self.holds_moves = False
+        self.moves: list[Command] = []
+        """Moves that were asked for and are held."""
         self.workers: dict[str, FakeWorker] = {}
         self.checks = True
         self.puts = 0
@@ -86,6 +96,7 @@ class Rig:
         self.master = MasterState(self.tunables, Epoch(epoch), sorted(self.store.items()))
         self.replies.clear()
         self.commands.clear()
+        self.moves.clear()
         self.persists.clear()
         for worker in self.workers.values():
             worker.session = None
@@ -126,7 +137,10 @@ class Rig:
         """Let the workers carry out and answer every pending command."""
         pending, self.commands = self.commands, []
         for command in pending:
-            self.obey(command)
+            if self.holds_moves and isinstance(command.message, Ingest):
+                self.moves.append(command)
+            else:
+                self.obey(command)
 
     def obey(self, command: Command) -> None:
         """Let one command be carried out and answered; None when its worker is not there."""

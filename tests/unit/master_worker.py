@@ -282,6 +282,8 @@ class FakeWorker(FakeSegment):
         at = slice(i * KEY_BYTES, (i + 1) * KEY_BYTES)
         parent = ingest.keys[at.start - KEY_BYTES : at.start] if i else ingest.parent
         offset = ingest.offsets[i * 8 : (i + 1) * 8]
+        if int.from_bytes(offset, "little") in target.locked:
+            return Outcome.BUSY
         span = PlanSpan(0, 1, ingest.part, 0, ingest.generation, offset)
         report = target.write(
             ingest.namespace_ordinal, span, ingest.keys[at], parent, ingest.part_bytes,

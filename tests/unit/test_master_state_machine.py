@@ -1,14 +1,14 @@
 """The whole core under random events: puts, reads, removes, pins, absences, restarts, takeovers.
 
 After every event all invariants are checked; every location that the master gives out must be what
-the worker's record says; nothing leased is freed; nothing removed comes back.
+the worker's record says; nothing leased is freed; nothing removed comes back. One worker has a
+drive, to and from which pages are moved all the time: at once, late, in part or not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
 from math import inf
-from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,20 +16,35 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.record import RecordState
-from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import ReportSegment
 from kvstore.wire.messages.operator import PolicyInForce, SetPolicy
 from kvstore.wire.messages.pins import PagesPinned, PinPages, UnpinPages
-from kvstore.wire.messages.puts import AbortPut, PageRange, PlanSpan, PutPlans, RefusedRange, Sealed
-from kvstore.wire.messages.reads import Located, Lookup, RenewLease
+from kvstore.wire.messages.puts import (
+    AbortPut,
+    Ingest,
+    Ingested,
+    PageRange,
+    PlanSpan,
+    PutPlans,
+    RefusedRange,
+    Sealed,
+)
+from kvstore.wire.messages.reads import Located, Lookup, Prefetch, RenewLease
+from master.events import CommandAnswered
 from master.packed import words
+from master.tunables import Tunables
 from policies.registry import EVICTION
 from tests.unit.master_rig import OpenedNamespace, Rig
 
-if TYPE_CHECKING:
-    from tests.unit.master_worker import FakeWorker
-
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple)
 names = st.sampled_from(["w1", "w2"])
+segments = st.sampled_from(["w1-dram", "w2-dram", "w1-nvme"])
+TIERED = Tunables(
+    cluster="test", watermark_demote=0.01, watermark_low=0.4, watermark_high=0.5,
+    nvme_admission="all",
+)  # fmt: skip
 
 
 def key_of(two: bool, path: tuple[int, ...]) -> bytes:
@@ -43,11 +58,11 @@ def keys_of(two: bool, path: tuple[int, ...], start: int = 0) -> bytes:
 
 
 class MasterMachine(RuleBasedStateMachine):
-    """Two workers with 16 extents each, one namespace of one part and one of two."""
+    """Two workers, one with a drive, a namespace of one part of 8 KiB and one of two of 4 KiB."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig()
+        self.rig = Rig(TIERED)
         self.epoch = 1
         self.leases: dict[tuple[str, int, int], float] = {}
         self.removed: dict[tuple[str, bytes], int] = {}
@@ -55,13 +70,13 @@ class MasterMachine(RuleBasedStateMachine):
         self.unsent: list[Sealed] = []
         self.generations: list[int] = []
         self.spaces: list[OpenedNamespace] = []
-        self.rig.add_worker("w1", chunks=2)
+        self.rig.add_worker("w1", chunks=1, nvme_chunks=2)
         self.rig.add_worker("w2", chunks=1)
         self.open_spaces()
 
     def open_spaces(self) -> None:
         """Open both namespaces at the master of the moment."""
-        self.spaces = [self.rig.open_namespace(1), self.rig.open_namespace(2)]
+        self.spaces = [self.rig.open_namespace(1, heads=2), self.rig.open_namespace(2)]
 
     @rule(path=paths, start=st.integers(0, 3), two=st.booleans(), sent=st.integers(0, 3))
     def put(self, path: tuple[int, ...], start: int, two: bool, sent: int) -> None:
@@ -74,6 +89,11 @@ class MasterMachine(RuleBasedStateMachine):
         assert isinstance(reply, PutPlans), reply
         self.check_answer(reply, len(path) - start, 2 if two else 1)
         self.generations += [span.generation for span in reply.spans]
+        if not two:
+            # Most of these pages are half as long on a drive.
+            pages = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+            lengths = {key: 4000 if key[0] % 8 else 8000 for key in pages}
+            self.rig.workers["w1"].stored_bytes.update(lengths)
         reports = space.write(reply, keys, parent)
         self.send(space, reports[:sent])
         self.unsent += reports[sent:]
@@ -96,23 +116,30 @@ class MasterMachine(RuleBasedStateMachine):
             worker = self.rig.worker_of(report.segment)
             if worker.session is not None:
                 reply = self.rig.ask(worker.session, report)
-                self.free_refused(worker, report, getattr(reply, "outcomes", b""))
+                self.free_refused(report, getattr(reply, "outcomes", b""))
 
-    @staticmethod
-    def free_refused(worker: FakeWorker, report: Sealed, outcomes: bytes) -> None:
+    def free_refused(self, report: Sealed, outcomes: bytes) -> None:
         """A worker frees what the master did not acknowledge."""
+        records = self.rig.segment(report.segment).records
         for offset, outcome in zip(words(report.offsets), outcomes, strict=False):
-            record = worker.records.get(offset)
+            record = records.get(offset)
             if outcome and record is not None and record.generation == report.generation:
-                del worker.records[offset]
+                del records[offset]
+
+    @rule(path=paths, two=st.booleans(), seconds=st.sampled_from([0.1, 0.6]))
+    def put_whole(self, path: tuple[int, ...], two: bool, seconds: float) -> None:
+        """Put a chain, let it move, and read it again."""
+        self.put(path, 0, two, 99)
+        self.rig.pass_time(seconds)
+        self.read(path, two, lease=True, some=False)
 
     @precondition(lambda self: self.unsent)
     @rule(index=st.integers(0, 100))
     def report_late(self, index: int) -> None:
         """Send, or send again, an old report."""
         report = self.unsent[index % len(self.unsent)]
-        worker = self.rig.worker_of(report.segment)
-        if report.incarnation == worker.incarnation and worker.session is not None:
+        is_current = report.incarnation == self.rig.segment(report.segment).incarnation
+        if is_current and self.rig.worker_of(report.segment).session is not None:
             self.send(self.spaces[0], [report])
 
     @precondition(lambda self: self.generations)
@@ -153,7 +180,7 @@ class MasterMachine(RuleBasedStateMachine):
         run = next(run for run in found.runs if run.first == first)
         for copy in run.copies:
             ref = found.segments[copy.segment]
-            worker = self.rig.worker_of(ref.segment)
+            segment = self.rig.segment(ref.segment)
             columns = words(copy.offsets), words(copy.generations), words(copy.checksums)
             for i, (offset, generation, checksum) in enumerate(zip(*columns, strict=True)):
                 key = keys[(first + i) * KEY_BYTES : (first + i + 1) * KEY_BYTES]
@@ -161,9 +188,9 @@ class MasterMachine(RuleBasedStateMachine):
                 if found.lease_ttl_s:
                     until_s = self.rig.now + found.lease_ttl_s
                     self.leases[ref.segment, offset, generation] = until_s
-                if ref.incarnation != worker.incarnation:
+                if ref.incarnation != segment.incarnation:
                     continue  # it has restarted and not registered yet: readers notice
-                record = worker.records[offset]
+                record = segment.records[offset]
                 assert record.state is RecordState.SEALED
                 assert (record.key, record.part) == (key, copy.part)
                 assert (record.generation, record.checksum) == (generation, checksum)
@@ -181,9 +208,10 @@ class MasterMachine(RuleBasedStateMachine):
         space = self.spaces[two]
         keys = keys_of(two, path, min(start, len(path) - 1))
         held: dict[tuple[str, bytes], int] = {}
-        for worker in self.rig.workers.values():
-            for record in worker.records.values():
-                place = worker.segment, record.key
+        lent = [each for worker in self.rig.workers.values() for each in worker.segments]
+        for segment in lent:
+            for record in segment.records.values():
+                place = segment.segment, record.key
                 held[place] = max(held.get(place, 0), record.generation)
         asked = self.rig.last_request + 1
         reply = space.remove(keys)
@@ -198,9 +226,9 @@ class MasterMachine(RuleBasedStateMachine):
         pages = [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)]
         for i, key in enumerate(pages):
             if reply[i]:
-                for (segment, page), generation in held.items():
+                for (name, page), generation in held.items():
                     if page == key:
-                        self.removed[segment, key] = generation
+                        self.removed[name, key] = generation
 
     @rule(path=paths, two=st.booleans(), hard=st.booleans(), ttl_s=st.sampled_from([1.0, 9.0, inf]))
     def pin(self, path: tuple[int, ...], two: bool, hard: bool, ttl_s: float) -> None:
@@ -242,20 +270,53 @@ class MasterMachine(RuleBasedStateMachine):
             worker.restart()
         worker.join()
 
-    @rule(name=names, offset=st.integers(0, 31), locked=st.booleans())
+    @rule(name=segments, offset=st.integers(0, 31), locked=st.booleans())
     def lock(self, name: str, offset: int, locked: bool) -> None:
         """A zero-copy reader holds an extent, or lets go of it."""
-        worker = self.rig.workers[name]
-        (worker.locked.add if locked else worker.locked.discard)(offset * 4096)
+        held = self.rig.segment(name).locked
+        (held.add if locked else held.discard)(offset * 4096)
 
-    @rule(name=names, offset=st.integers(0, 31))
+    @rule(name=segments, offset=st.integers(0, 31))
     def rot(self, name: str, offset: int) -> None:
         """A worker that is away loses a record."""
-        worker = self.rig.workers[name]
+        worker = self.rig.worker_of(name)
         if worker.session is None:
-            worker.records.pop(offset * 4096, None)
+            self.rig.segment(name).records.pop(offset * 4096, None)
             self.rotten.add((name, offset * 4096))
             worker.restart()
+
+    @rule(path=paths, two=st.booleans())
+    def prefetch(self, path: tuple[int, ...], two: bool) -> None:
+        """Somebody will read this soon."""
+        keys = keys_of(two, path)
+        assert self.rig.ask(self.rig.engine, Prefetch(self.spaces[two].id, keys)) == Done()
+
+    @rule(slow=st.booleans())
+    def slow_mover(self, slow: bool) -> None:
+        """The workers take their time for moves from now on, or do them at once."""
+        self.rig.holds_moves = slow
+
+    @precondition(lambda self: self.rig.moves)
+    @rule(index=st.integers(0, 9), outcome=st.sampled_from(["done", "lost", Outcome.TRANSPORT]))
+    def move(self, index: int, outcome: str | Outcome) -> None:
+        """A worker ends one of the moves that it was asked for, or will never answer."""
+        command = self.rig.moves.pop(index % len(self.rig.moves))
+        assert isinstance(command.message, Ingest)
+        if outcome == "done":
+            self.rig.obey(command)
+        else:
+            pages = len(command.message.keys) // KEY_BYTES
+            failed = Ingested(bytes([Outcome.TRANSPORT]) * pages)
+            answer = None if outcome == "lost" else failed
+            self.rig.send(CommandAnswered(command.command, answer))
+
+    @rule(state=st.sampled_from(["serving", "serving", "read_only", "failed"]))
+    def drive(self, state: str) -> None:
+        """The drive's worker says how it is."""
+        worker = self.rig.workers["w1"]
+        if worker.session is not None:
+            incarnation = self.rig.segment("w1-nvme").incarnation
+            worker.ask(ReportSegment("w1-nvme", incarnation, state, "EIO"))
 
     @rule()
     def takeover(self) -> None:
@@ -274,10 +335,9 @@ class MasterMachine(RuleBasedStateMachine):
             if until_s <= self.rig.now:
                 del self.leases[segment, offset, generation]
                 continue
-            worker = self.rig.worker_of(segment)
-            record = worker.records.get(offset)
+            record = self.rig.segment(segment).records.get(offset)
             freed = record is None or record.generation != generation
-            assert not freed or (worker.name, offset) in self.rotten, "freed under a lease"
+            assert not freed or (segment, offset) in self.rotten, "freed under a lease"
 
 
 TestMasterMachine = MasterMachine.TestCase
