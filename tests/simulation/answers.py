@@ -32,6 +32,7 @@ from tests.simulation.pages import keys_of
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.common import SegmentRef
+    from kvstore.wire.messages.puts import Ingest, PlanSpan
     from tests.simulation.checks import Checks
     from tests.simulation.history import Place
     from tests.simulation.sim_master import SimMaster
@@ -229,18 +230,21 @@ class Answers:
     def _planned(self, master: SimMaster, reply: PutPlans) -> None:
         """I5, I6, I9: what is planned is free, fenced and not leased."""
         for span in reply.spans:
-            ref = reply.segments[span.segment]
-            place = (ref.segment, ref.incarnation, span.part, span.offsets)
-            known = self._generations.setdefault(span.generation, place)
-            if known is not place:
-                if known != place:
-                    self._checks.fail("I6", f"generation {span.generation:#x} is given out twice")
-                continue  # the answer to a repeated request: some of it may be fenced by now
-            if epoch_of(Generation(span.generation)) != master.epoch:
-                self._checks.fail("I10", f"generation {span.generation:#x} in epoch {master.epoch}")
-            for offset in array("Q", span.offsets):
-                size_class = master_view.size_class_at(master, ref.segment, offset)
-                self._may_be_planned(ref, offset, size_class, span.generation)
+            self.is_planned(master, reply.segments[span.segment], span)
+
+    def is_planned(self, master: SimMaster, ref: SegmentRef, span: PlanSpan | Ingest) -> None:
+        """Extents of a segment are given to a put or to a move."""
+        place = (ref.segment, ref.incarnation, span.part, span.offsets)
+        known = self._generations.setdefault(span.generation, place)
+        if known is not place:
+            if known != place:
+                self._checks.fail("I6", f"generation {span.generation:#x} is given out twice")
+            return  # the answer to a repeated request: some of it may be fenced by now
+        if epoch_of(Generation(span.generation)) != master.epoch:
+            self._checks.fail("I10", f"generation {span.generation:#x} in epoch {master.epoch}")
+        for offset in array("Q", span.offsets):
+            size_class = master_view.size_class_at(master, ref.segment, offset)
+            self._may_be_planned(ref, offset, size_class, span.generation)
 
     def _may_be_planned(
         self, ref: SegmentRef, offset: int, size_class: int, generation: int

@@ -15,11 +15,13 @@ from kvstore.errors import InvariantBroken
 from kvstore.limits import LEASE_MARGIN_S
 from kvstore.replica import Tier
 from kvstore.wire.messages.membership import FenceExtents, FreeExtents, RetireExtents
+from kvstore.wire.messages.puts import Ingest
+from master.events import CommandAnswered, Request, Tick
 from master.events import Event as MasterEvent
-from master.events import Request, Tick
 from tests.simulation.answers import Answers
 from tests.simulation.history import History
 from tests.simulation.leases import LeaseBook
+from tests.simulation.move_checks import MoveChecks
 from tests.simulation.pages import VERSION_BYTES, page_bytes, version_of
 from workers import events as worker_events
 
@@ -68,6 +70,7 @@ class Checks:
         self.registrations: dict[str, float] = defaultdict(float)
         """When each segment was last lost or registered."""
         self.answers = Answers(self)
+        self.moves = MoveChecks(self)
         self._ordinals: dict[bytes, int] = {}
         self._last_epoch = 0
 
@@ -87,7 +90,9 @@ class Checks:
         """Something is about to be handled."""
         if isinstance(event, Request):
             self.world.note(f"master <- {type(event.message).__name__} of session {event.session}")
-        elif not isinstance(event, Tick):
+        elif isinstance(event, CommandAnswered):
+            self.moves.ended(event.reply)
+        if not isinstance(event, Request | Tick):
             self.world.note(f"master <- {type(event).__name__}")
 
     def master_replies(self, master: SimMaster, asked: Message, reply: Message) -> None:
@@ -118,6 +123,8 @@ class Checks:
 
     def master_commands(self, master: SimMaster, message: Message) -> None:
         """The master tells a worker something."""
+        if isinstance(message, Ingest):
+            self.moves.begins(master, message)
         if not isinstance(message, FreeExtents | FenceExtents | RetireExtents):
             return
         kind = type(message).__name__
@@ -130,7 +137,6 @@ class Checks:
                 if lease is not None and lease.generation <= generation:
                     self.fail("I9", f"{message.segment}+{offset} is freed under {lease}")
         self.world.note(f"master {kind} x{len(message.offsets) // 8} in {message.segment}")
-        del master
 
     # --- workers ----------------------------------------------------------------------------
 

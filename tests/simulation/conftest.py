@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 class MakeScene(Protocol):
     """Makes a scene of other than the usual sizes."""
 
-    def __call__(
-        self, *, workers: int = 1, clients: int = 1, hosts: int = 1, chunks: int = 1,
-        lease_ttl_s: float = 10.0, page_ttl_s: float = 600.0,
-    ) -> Scene:  # fmt: skip
+    def __call__(self, **how: object) -> Scene:
         """See Scene."""
         ...
 
@@ -28,14 +25,8 @@ def make_scene() -> Iterator[MakeScene]:
     """Scenes of any size."""
     made: list[Scene] = []
 
-    def make(
-        *, workers: int = 1, clients: int = 1, hosts: int = 1, chunks: int = 1,
-        lease_ttl_s: float = 10.0, page_ttl_s: float = 600.0,
-    ) -> Scene:  # fmt: skip
-        scene = Scene(
-            workers=workers, clients=clients, hosts=hosts, chunks=chunks,
-            lease_ttl_s=lease_ttl_s, page_ttl_s=page_ttl_s,
-        )  # fmt: skip
+    def make(**how: object) -> Scene:
+        scene = Scene(**how)  # type: ignore[arg-type]  # as of Scene
         made.append(scene)
         return scene
 

@@ -59,6 +59,7 @@ class Options:
     disk_faults: float = 0.0
     watermark_demote: float = 0.5
     admission: str = "all"
+    promote_hits: int = 2
     fault_kinds: tuple[str, ...] = ()
     """Who is crashed and paused: master, worker, client."""
 
@@ -78,6 +79,7 @@ class Options:
         return Tunables(
             lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0,
             watermark_demote=self.watermark_demote, nvme_admission=self.admission,
+            promote_hits=self.promote_hits,
         )  # fmt: skip
 
 
@@ -132,14 +134,19 @@ def options_of(seed: int) -> Options:
 
 
 def _disks_of(random: Random) -> dict[str, Any]:
-    """Fields of Options about disks: half of the pools have some, some have nothing else."""
-    disks = random.choice((0, 0, 1, 1, 2))
-    only_disks: dict[str, Any] = {"segments": 0} if disks and random.random() < 0.2 else {}
-    return {
+    """Fields of Options about disks: some pools have some, a few have nothing else."""
+    disks = random.choice((0, 0, 0, 1, 2))
+    drawn = {
         "disks": disks,
         "disk_chunks": random.choice((2, 4, 12)),
-        "watermark_demote": random.choice((0.2, 0.5, 0.85)),
+        "watermark_demote": random.choice((0.1, 0.3, 0.85)),
         "admission": random.choice(("all", "all", "second-touch")),
+        "promote_hits": random.choice((1, 2)),
         "disk_faults": random.choice((0.0, 0.1, 0.3)),
-        **only_disks,
     }
+    if disks:
+        drawn["chunks"] = random.choice((2, 2, 3))
+        drawn["segments"] = random.choice((0, 1, 1, 1, 2))
+        drawn["branches"] = random.choice((10, 20))
+        drawn["page_ttl_s"] = random.choice((6.0, 60.0, 60.0))
+    return drawn

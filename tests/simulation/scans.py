@@ -42,6 +42,7 @@ def scan(checks: Checks) -> None:
         if memory.incarnation == segment.incarnation:
             _agrees(checks, segment, memory, records[segment.id])
     _nothing_of_the_dead(checks)
+    checks.moves.scan(master)
     checks.leases.forget_ended(checks.world.now)
 
 

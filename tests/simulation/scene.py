@@ -62,12 +62,15 @@ class Scene:
 
     def __init__(
         self, *, workers: int = 1, clients: int = 1, hosts: int = 1, chunks: int = 1,
-        lease_ttl_s: float = 10.0, page_ttl_s: float = 600.0,
+        lease_ttl_s: float = 10.0, page_ttl_s: float = 600.0, **more: object,
     ) -> None:  # fmt: skip
-        """Start everything; with one host all bytes move through shared memory."""
+        """Start everything; with one host all bytes move through shared memory.
+
+        `more` are other fields of Options.
+        """
         options = replace(
             CALM, workers=workers, clients=clients, hosts=hosts, chunks=chunks,
-            lease_ttl_s=lease_ttl_s, page_ttl_s=page_ttl_s,
+            lease_ttl_s=lease_ttl_s, page_ttl_s=page_ttl_s, **more,  # type: ignore[arg-type]  # such
         )  # fmt: skip
         self.simulation = Simulation(1, options)
         self.world = self.simulation.world
@@ -76,7 +79,7 @@ class Scene:
         self.simulation.start()
         for client in self.simulation.clients.values():
             self.finish(self.start(client, client.open_namespaces()))
-        self.run_until(lambda: len(master_view.live_segments(self.simulation.master)) == workers)
+        self.settle()
 
     # --- who is who ---------------------------------------------------------------------------
 
@@ -178,7 +181,8 @@ class Scene:
         up = [name for name in self.simulation.workers if self.world.is_up(name)]
 
         def is_settled() -> bool:
-            segments = [self.core.segments.get(f"{name}-dram") for name in up]
+            names = [name for each in up for name in self.simulation.workers[each].memories]
+            segments = [self.core.segments.get(name) for name in names]
             return all(each is not None and each.takes_orders for each in segments)
 
         self.run_until(is_settled)

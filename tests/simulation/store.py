@@ -130,13 +130,16 @@ class SegmentStore(ABC):
     def all_records(self) -> list[Record]:
         """Every whole record of the segment that is not FREE."""
         found: list[Record] = []
-        area = self.geometry.frames * self.geometry.records_per_frame * RECORD_BYTES
-        table = self.look(HEADER_BYTES, area)
-        for at in range(0, area, RECORD_BYTES):
-            row = table[at : at + RECORD_BYTES]
-            record = None if row == ZEROS else _whole(row)
-            if record is not None:
-                found.append(record)
+        length = self.geometry.records_per_frame * RECORD_BYTES
+        for frame in range(self.geometry.frames):
+            table = self.look(HEADER_BYTES + frame * length, length)
+            if not table.strip(b"\0"):
+                continue
+            for at in range(0, length, RECORD_BYTES):
+                row = table[at : at + RECORD_BYTES]
+                record = None if row == ZEROS else _whole(row)
+                if record is not None:
+                    found.append(record)
         return found
 
     def decoded(self, record: Record) -> bytes:

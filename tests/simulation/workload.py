@@ -11,6 +11,7 @@ from kvstore.client.locations import (
     Query,
     lookup_steps,
     match_steps,
+    prefetch_steps,
     probe_steps,
     remove_steps,
 )
@@ -72,6 +73,8 @@ class Caller:
             yield from self.put(namespace, chain, timeout_s)
         elif toss < options.removes + options.views + 0.44:
             yield from self.probe(namespace, chain, timeout_s)
+        elif options.disks and toss < options.removes + options.views + 0.445:
+            yield from self.prefetch(namespace, chain, timeout_s)
         elif toss < options.removes + options.views + 0.45:
             yield from self.stat(timeout_s)
         else:
@@ -299,6 +302,13 @@ class Caller:
         query = Query(self.client.namespace(namespace), chain, deadline_s)
         plan = probe_steps(query, VirtualClock(self.client))
         yield from self._bounded("probe", deadline_s, self.client.run(plan))
+
+    def prefetch(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Say what will be read soon."""
+        deadline_s = self.world.now + timeout_s
+        query = Query(self.client.namespace(namespace), chain, deadline_s)
+        plan = prefetch_steps(query, VirtualClock(self.client))
+        yield from self._bounded("prefetch", deadline_s, self.client.run(plan))
 
     def stat(self, timeout_s: float) -> Steps[None]:
         """Ask how the pool is."""

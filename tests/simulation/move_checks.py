@@ -1,0 +1,108 @@
+"""Checks of what tiers add: moves are planned soundly, and no page leaves the pool uncounted."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvstore.record import RecordState
+from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested
+from tests.simulation import master_view
+from tests.simulation.pages import keys_of
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+    from master.state import MasterState
+    from tests.simulation.checks import Checks
+    from tests.simulation.sim_master import SimMaster
+
+REASONS: Final = (
+    "pages_evicted", "pages_expired", "pages_lost", "pages_corrupt", "pages_incomplete",
+)  # fmt: skip
+"""Counters of pages that leave; removed ones are known by name."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """Which pages could be read at one moment, and what that could depend on."""
+
+    core: MasterState
+    version: int
+    """Of the readability of segments."""
+    pages: frozenset[bytes]
+    gone: int
+    """Pages that had left, by the master's own count."""
+
+
+class MoveChecks:
+    """Told of each move, and shown everything at each scan."""
+
+    def __init__(self, checks: Checks) -> None:
+        """Nothing moves."""
+        self._checks = checks
+        self._before: Present | None = None
+
+    # --- moves --------------------------------------------------------------------------------
+
+    def begins(self, master: SimMaster, message: Ingest) -> None:
+        """The master has a page copied: from sealed extents to free ones of the same worker."""
+        checks, source = self._checks, message.source
+        assert isinstance(source, ExtentSource), source
+        checks.world.note(f"master moves {len(message.offsets) // 8} to {message.segment}")
+        checks.world.counts[f"moves to {checks.memories[message.segment].tier}"] += 1
+        core = master_view.core_of(master)
+        target = core.segments[message.segment]
+        if target.worker != core.segments[source.segment].worker:
+            checks.fail("I6", f"a move from {source.segment} to {message.segment}")
+        checks.answers.is_planned(master, target.ref, message)
+        memory = checks.memories[source.segment]
+        rows = zip(
+            keys_of(message.keys), array("Q", source.offsets), array("Q", source.generations),
+            strict=True,
+        )  # fmt: skip
+        for key, offset, generation in rows:
+            if memory.incarnation != source.incarnation or offset in memory.damaged:
+                continue
+            size_class = master_view.size_class_at(master, source.segment, offset)
+            record = memory.record(offset, size_class)
+            if (
+                record is None
+                or record.state is not RecordState.SEALED
+                or (record.key, record.generation) != (key, generation)
+            ):
+                checks.fail("I3", f"{source.segment}+{offset} is copied, but holds {record}")
+
+    def ended(self, reply: Message | None) -> None:
+        """A worker has answered a move, or not."""
+        outcomes = reply.outcomes if isinstance(reply, Ingested) else b""
+        for outcome in outcomes:
+            self._checks.world.counts[f"moved: {Outcome(outcome).name.lower()}"] += 1
+
+    # --- pages that leave -----------------------------------------------------------------------
+
+    def scan(self, master: SimMaster) -> None:
+        """I13: what could be read and cannot any more has been counted, or was removed."""
+        before, now = self._before, self._present(master)
+        self._before = now
+        if before is None or (before.core, before.version) != (now.core, now.version):
+            return
+        missing = [
+            key for key in before.pages - now.pages
+            if self._checks.history.pages[key].remove_began_s == float("-inf")
+        ]  # fmt: skip
+        if len(missing) > now.gone - before.gone:
+            keys = [key[:4].hex() for key in missing]
+            self._checks.fail("I13", f"{keys} have left, {now.gone - before.gone} are counted")
+
+    def _present(self, master: SimMaster) -> Present:
+        core = master_view.core_of(master)
+        assert master.core is not None
+        pages: set[bytes] = set()
+        for known in core.namespaces:
+            for run in known.tree.all_runs():
+                mask = run.readable(known.tree.parts, core.version)
+                pages.update(run.key(page) for page in range(len(run)) if mask[page])
+        gone = sum(core.counters[name] for name in REASONS)
+        return Present(master.core, core.version, frozenset(pages), gone)
