@@ -84,8 +84,9 @@ class Lrfu(EvictionPolicy):
         """What the last hint said; held pages are certain to be used."""
         if entry.bias == 0.0:
             return None
-        odds: float = 2.0 ** (entry.bias / self.parameters.half_life_s)
-        return min(1.0, odds * self.parameters.usual_probability)
+        # The bias may be one of a longer half-life, whose power would be no number any more.
+        doublings = entry.bias / self.parameters.half_life_s
+        return float(2.0 ** min(0.0, doublings + log2(self.parameters.usual_probability)))
 
     def evicted(self, entry: Entry, keys: bytes, now_s: float) -> None:
         """Remember the numbers, at the cost of the oldest ones."""

@@ -12,6 +12,7 @@ from kvstore.hints import NO_HINTS, Hints
 from kvstore.ids import KEY_BYTES
 from policies.eviction.lrfu import Lrfu, LrfuParameters
 from policies.eviction.protocol import SAME_USE_S
+from policies.parameters import amended
 from tests.unit.policy_entries import Pages, chain, evict, put
 
 gaps = st.lists(st.floats(SAME_USE_S, 1e4), max_size=20)
@@ -146,4 +147,17 @@ def test_admission_hears_what_the_last_hint_said() -> None:
         hinted = put(policy, 0.0, hints=Hints(reuse_probability=chance))
         assert policy.reuse_probability(hinted, 5.0) == pytest.approx(chance)
     held = put(policy, 0.0, hints=Hints(tool_call_s=60.0))
+    assert policy.reuse_probability(held, 5.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"half_life_s": 1.0, "tool_hold_max_s": 3600.0}, {"half_life_s": 86_400.0}],
+    ids=["held for long", "half-life made shorter since"],
+)
+def test_a_bias_of_many_half_lives_is_certainty(parameters: dict[str, float]) -> None:
+    policy = Lrfu()
+    policy.parameters = amended(policy.parameters, parameters)
+    held = put(policy, 0.0, hints=Hints(tool_call_s=3600.0))
+    policy.parameters = amended(policy.parameters, {"half_life_s": 1.0})
     assert policy.reuse_probability(held, 5.0) == 1.0
