@@ -60,7 +60,11 @@ class DiskPull:
         has failed some may be RESERVED, which no start adopts.
         """
         group = max(1, BOUNCE_BYTES // self._stride)
-        bounce = memoryview(mmap.mmap(-1, group * self._stride))
+        try:
+            bounce = memoryview(mmap.mmap(-1, group * self._stride))
+        except OSError as error:
+            LOG.warning("%s: no memory to pull through: %s", self._segment.id, error)
+            return bytes((Outcome.OUT_OF_SPACE,)) * len(self._outcomes)
         for stretch in self._start.stretches:
             for done in range(0, stretch.count, group):
                 if self._is_cancelled:

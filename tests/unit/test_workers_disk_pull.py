@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -179,6 +180,17 @@ def test_a_disk_that_takes_no_writes_fails_pulls_and_not_the_process(number: int
     disk.write_error = number
     assert pulled(segment, Pages(FOUR)) == bytes((Outcome.TRANSPORT,)) * 4
     assert segment.service is ServiceState.READ_ONLY
+    segment.close()
+
+
+def test_a_pull_without_memory_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, _ = nvme_parts.opened(FakeDisk())
+
+    def refuse(_fd: int, _length: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert pulled(segment, Pages(FOUR)) == bytes((Outcome.OUT_OF_SPACE,)) * 4
     segment.close()
 
 
