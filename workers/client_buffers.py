@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
-from workers.sharing import ClientBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kvstore.transfer.device import Block
+    from workers.sharing import ClientBuffer
+
+    AnyBuffer = ClientBuffer | Block
 
 DETACH_WAIT_S: Final = limits.CALL_TIMEOUT_S
 
@@ -31,7 +35,7 @@ class HeldBuffer:
 
     __slots__ = ("_session", "buffer", "is_retired", "uses")
 
-    def __init__(self, session: SessionBuffers, buffer: ClientBuffer) -> None:
+    def __init__(self, session: SessionBuffers, buffer: AnyBuffer) -> None:
         """Nobody uses it yet."""
         self._session = session
         self.buffer: Final = buffer
@@ -42,7 +46,7 @@ class HeldBuffer:
         """End one use."""
         self._session.end_use(self)
 
-    def __enter__(self) -> ClientBuffer:
+    def __enter__(self) -> AnyBuffer:
         return self.buffer
 
     def __exit__(self, *_: object) -> None:
@@ -59,12 +63,8 @@ class SessionBuffers:
         self._idle = threading.Condition(self._mutex)
         self._held: dict[int, HeldBuffer] = {}
 
-    def attach(self, number: int, fd: int, size_bytes: int) -> None:
-        """Map a buffer under this number, in place of what had it. The descriptor is consumed.
-
-        BadValue for a descriptor that is no sealed memfd, or too many buffers.
-        """
-        buffer = ClientBuffer(fd, size_bytes)
+    def attach(self, number: int, buffer: AnyBuffer) -> None:
+        """Own a buffer under this number, in place of what had it. BadValue for too many."""
         with self._idle:
             known = number in self._held
             if not known and len(self._held) >= limits.BUFFERS_PER_SESSION_MAX:

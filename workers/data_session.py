@@ -26,6 +26,7 @@ from kvstore.errors import (
 )
 from kvstore.ids import KEY_BYTES
 from kvstore.rpc.failure import failure_of
+from kvstore.transfer.device import CPU, Handle
 from kvstore.wire.framing import REPLY, REQUEST
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -39,16 +40,19 @@ from kvstore.wire.messages.puts import (
 )
 from kvstore.wire.messages.transfers import (
     AttachBuffer,
+    AttachDeviceBuffer,
     CheckRecords,
     DetachBuffer,
     FindEngine,
     ReadExtents,
     ReleaseStaged,
+    ShareDeviceSegment,
     ShareSegments,
     StageExtents,
 )
 from workers import ingest
 from workers.client_buffers import HeldBuffer
+from workers.device_source import DeviceSource
 from workers.events import (
     AnswerIngest,
     IngestRequested,
@@ -59,12 +63,12 @@ from workers.events import (
     StartPull,
 )
 from workers.serve_reads import check_records, send_extents
-from workers.sharing import shared
+from workers.sharing import ClientBuffer, shared, shared_device
 
 if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.wire.messages.base import Message
-    from workers.client_buffers import ClientKey, SessionBuffers
+    from workers.client_buffers import AnyBuffer, ClientKey, SessionBuffers
     from workers.report_line import Sent
     from workers.service import Service
 
@@ -172,13 +176,29 @@ class DataSession:
             case CheckRecords():
                 checked = check_records(message, service.segments, service.tables)
                 self._reply(request_id, checked)
-            case ShareSegments() | AttachBuffer() | StageExtents() if not self._is_unix:
+            case (
+                ShareSegments()
+                | ShareDeviceSegment()
+                | AttachBuffer()
+                | AttachDeviceBuffer()
+                | StageExtents()
+            ) if not self._is_unix:
                 raise BadValue("message", type(message).__name__, "the Unix socket for it")
             case ShareSegments():
                 with shared(service.shared_segments) as (reply, descriptors):
                     self._link.send(REPLY, request_id, reply, descriptors)
+            case ShareDeviceSegment(name, incarnation):
+                segment = service.device_segment(name, incarnation)
+                with shared_device(segment) as (described, descriptors):
+                    self._link.send(REPLY, request_id, described, descriptors)
             case AttachBuffer(number, size_bytes):
-                buffers.attach(number, self._link.take_fds(1)[0], size_bytes)
+                (descriptor,) = self._link.take_fds(1)
+                buffers.attach(number, ClientBuffer(descriptor, size_bytes))
+                self._reply(request_id, Done())
+            case AttachDeviceBuffer(number, size_bytes, device, ipc, offset):
+                descriptors = self._link.take_fds(1 if device == CPU else 0)
+                handle = Handle(device, size_bytes, ipc, offset)
+                buffers.attach(number, service.open_block(handle, descriptors))
                 self._reply(request_id, Done())
             case DetachBuffer(number):
                 while self._open:
@@ -228,7 +248,7 @@ class DataSession:
                 use = buffers.use(number)
                 places = array("Q", offsets)
                 try:
-                    source = ingest.BufferSource(use.buffer, places, message.part_bytes)
+                    source = _source(use.buffer, places, message.part_bytes)
                 except BaseException:
                     use.end()
                     raise
@@ -308,3 +328,9 @@ def never_started(action: StartPull) -> PullEnded:
     """The end of a pull whose client was gone before its first byte."""
     pages = len(action.message.keys) // KEY_BYTES
     return PullEnded(action.pull, bytes((Outcome.FENCED,)) * pages)
+
+
+def _source(buffer: AnyBuffer, places: array[int], part_bytes: int) -> ingest.Source:
+    if isinstance(buffer, ClientBuffer):
+        return ingest.BufferSource(buffer, places, part_bytes)
+    return DeviceSource(buffer, places, part_bytes)

@@ -113,6 +113,8 @@ def _open_device(config: WorkerConfig, space: DeviceSpace, undo: AsyncExitStack)
         "segment %s: %d bytes on %s, whose pages end with this process",
         name, geometry.payload_bytes, device.name,
     )  # fmt: skip
+    if not device.is_read_only_enforced:
+        LOG.warning("%s: that clients of this host only read is a convention", device.name)
     return opened
 
 

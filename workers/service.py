@@ -7,6 +7,7 @@ them out. Decides nothing.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kvstore.clock import Clock
+    from kvstore.transfer.device import Block, Handle
     from workers.control_link import ControlLink
     from workers.data_session import DataSession, ToSession
     from workers.events import Action, Event, ExtentGroup
@@ -103,6 +105,31 @@ class Service:
             if not isinstance(each, HbmSegment | NvmeSegment)
         ]
         return found if self.staging is None else [*found, self.staging.segment]
+
+    def device_segment(self, name: str, incarnation: int) -> HbmSegment:
+        """One on a device in that life. BadValue for a stranger or another life (I11)."""
+        segment = self.segments.get(name)
+        if not isinstance(segment, HbmSegment) or segment.incarnation != incarnation:
+            want = "a segment on a device, in the life that it is in"
+            raise BadValue("segment", f"{name}, {incarnation}", want)
+        return segment
+
+    def open_block(self, handle: Handle, descriptors: list[int]) -> Block:
+        """A client's memory on a device that this worker lends; the descriptors are consumed.
+
+        BadValue for any other device.
+        """
+        found = {
+            each.device.identity: each.device
+            for each in self.segments.values()
+            if isinstance(each, HbmSegment)
+        }
+        if handle.device not in found:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            want = "a device whose memory this worker lends"
+            raise BadValue("device", handle.device, want)
+        return found[handle.device].open(handle, descriptors)
 
     def carry_out(self, start: StartPull, source: Source) -> PullEnded:
         """Run a pull in this thread, for any to end."""

@@ -12,13 +12,21 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvstore import limits
+from kvstore.errors import OutOfSpace
 from kvstore.transfer.buffer import require_sealed
 from kvstore.transfer.memory import address_of, populate
-from kvstore.wire.messages.transfers import SegmentsShared, SharedSegment
+from kvstore.wire.messages.transfers import (
+    DeviceSegmentShared,
+    SegmentsShared,
+    SharedChunk,
+    SharedSegment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from workers.tiers.hbm import HbmSegment
     from workers.tiers.tier import MemorySegment
 
 MADV_POPULATE_READ = 22
@@ -64,3 +72,24 @@ def shared(segments: Iterable[MemorySegment]) -> Iterator[tuple[SegmentsShared, 
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+@contextmanager
+def shared_device(segment: HbmSegment) -> Iterator[tuple[DeviceSegmentShared, list[int]]]:
+    """The message that lets a client open a segment on a device, and what rides along.
+
+    The records' descriptor is closed here afterwards. OutOfSpace where one message cannot carry as
+    many descriptors: the client is to have the pages sent.
+    """
+    blocks = sorted(segment.chunks.items())
+    memory = [descriptor for _, block in blocks for descriptor in block.descriptors]
+    if len(memory) >= limits.DESCRIPTORS_SENT_MAX:
+        raise OutOfSpace(f"{segment.id}: {len(memory)} descriptors, more than a message carries")
+    handles = [(number, block.export()) for number, block in blocks]
+    chunks = tuple(SharedChunk(n, h.size_bytes, h.ipc, h.offset) for n, h in handles)
+    records = segment.open_for_reader()
+    try:
+        message = DeviceSegmentShared(segment.geometry, segment.device.identity, chunks)
+        yield message, [records, *memory]
+    finally:
+        os.close(records)

@@ -16,7 +16,7 @@ from kvstore.errors import BadValue, BufferClosed, ConfigError, OutOfSpace
 from kvstore.require import require
 from kvstore.transfer.buffer import Buffer, require_sealed
 from kvstore.transfer.mapping import Mapping
-from kvstore.transfer.memory import copy_bytes
+from kvstore.transfer.memory import check_places, copy_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -138,6 +138,10 @@ class Block:
         if not self._close.alive:
             raise BufferClosed(f"a block of {self.size_bytes} bytes on {self.device.name}")
         return self._address
+
+    def check_places(self, field: str, places: Sequence[int], size_bytes: int) -> None:
+        """Raise BadValue unless `size_bytes` at each place lie inside; nothing is sent before."""
+        check_places(field, places, size_bytes, self.size_bytes)
 
     def copy_from(self, source: Memory | Block, moves: Iterable[Move]) -> None:
         """Copy into this block, out of host memory or another block of this device.

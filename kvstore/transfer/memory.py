@@ -68,6 +68,15 @@ def populate(address: int, size_bytes: int, advice: int) -> bool:
     return bool(_MADVISE(address, size_bytes, advice) == 0)
 
 
+def check_places(field: str, places: Sequence[int], size_bytes: int, in_bytes: int) -> None:
+    """BadValue unless `size_bytes` at each place lie inside `in_bytes`."""
+    room = in_bytes - size_bytes
+    if places and not (min(places) >= 0 and max(places) <= room):
+        bad = next(place for place in places if not 0 <= place <= room)
+        want = f"0 to {room}, for {size_bytes} bytes in a buffer of {in_bytes}"
+        raise BadValue(field, bad, want)
+
+
 class Memory:
     """Bytes of this process that pages come from or go to: a view, and its address.
 
@@ -97,11 +106,7 @@ class Memory:
 
     def check_places(self, field: str, places: Sequence[int], size_bytes: int) -> None:
         """Raise BadValue unless `size_bytes` at each place lie inside; nothing is sent before."""
-        room = self.size_bytes - size_bytes
-        if places and not (min(places) >= 0 and max(places) <= room):
-            bad = next(place for place in places if not 0 <= place <= room)
-            want = f"0 to {room}, for {size_bytes} bytes in a buffer of {self.size_bytes}"
-            raise BadValue(field, bad, want)
+        check_places(field, places, size_bytes, self.size_bytes)
 
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Zero `size_bytes` at each place: refused bytes must not reach anybody."""

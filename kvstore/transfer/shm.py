@@ -23,6 +23,7 @@ from kvstore.transfer.piece_calls import PieceCalls
 from kvstore.transfer.staged_reads import StagedRead
 from kvstore.transfer.stream_reads import read_streamed
 from kvstore.transfer.transport import IngestSpan, all_of, span_checksums
+from kvstore.transfer.worker_devices import WorkerDevices
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
@@ -72,6 +73,8 @@ class ShmTransport:
     def __init__(self, context: TransferContext) -> None:
         """Reach for nothing yet."""
         self._links = DataLinks(f"unix:{context.address.where}", context.identity)
+        self.devices: Final = WorkerDevices(self._links)
+        """The way to memory of devices, without the host."""
         self._mutex = threading.Lock()
         self._segments: dict[str, MappedSegment] = {}
         self._attaching = threading.Lock()
@@ -166,6 +169,7 @@ class ShmTransport:
     def close(self) -> None:
         """See Transport.close."""
         self._links.close()
+        self.devices.close()
         with self._mutex:
             segments, self._segments = self._segments, {}
         for mapped in segments.values():

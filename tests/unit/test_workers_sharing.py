@@ -89,7 +89,7 @@ def test_shared_descriptors_are_closed_once_they_were_sent() -> None:
 def test_a_buffer_lives_as_long_as_its_sessions_last_connection() -> None:
     everybody = ClientBuffers()
     with everybody.connection(CLIENT) as first:
-        first.attach(1, sealed_memfd(DATA), len(DATA))
+        first.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
         with everybody.connection(CLIENT) as second:
             assert second is first
             with second.use(1) as buffer:
@@ -108,16 +108,16 @@ def test_a_buffer_lives_as_long_as_its_sessions_last_connection() -> None:
 def test_sessions_do_not_see_each_others_buffers(other: ClientKey) -> None:
     everybody = ClientBuffers()
     with everybody.connection(CLIENT) as mine, everybody.connection(other) as theirs:
-        mine.attach(1, sealed_memfd(DATA), len(DATA))
+        mine.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
         with pytest.raises(BufferClosed), theirs.use(1):
             pass
 
 
 def test_a_number_attached_again_is_the_new_buffer() -> None:
     buffers = SessionBuffers()
-    buffers.attach(1, sealed_memfd(DATA), len(DATA))
+    buffers.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
     with buffers.use(1) as old:
-        buffers.attach(1, sealed_memfd(b"other" * 100), 500)
+        buffers.attach(1, ClientBuffer(sealed_memfd(b"other" * 100), 500))
         assert ctypes.string_at(old.address, len(DATA)) == DATA  # a pull may still be at it
         with buffers.use(1) as new:
             assert ctypes.string_at(new.address, 5) == b"other"
@@ -127,18 +127,18 @@ def test_a_number_attached_again_is_the_new_buffer() -> None:
 def test_too_many_buffers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BUFFERS_PER_SESSION_MAX", 1)
     buffers = SessionBuffers()
-    buffers.attach(1, sealed_memfd(DATA), len(DATA))
+    buffers.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
     fd = sealed_memfd(DATA)
     with pytest.raises(BadValue, match="at most 1 buffers"):
-        buffers.attach(2, fd, len(DATA))
+        buffers.attach(2, ClientBuffer(fd, len(DATA)))
     assert not is_open(fd)
-    buffers.attach(1, sealed_memfd(DATA), len(DATA))  # in place of the first
+    buffers.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))  # in place of the first
     buffers.close()
 
 
 def test_detaching_waits_for_the_last_pull() -> None:
     buffers = SessionBuffers()
-    buffers.attach(1, sealed_memfd(DATA), len(DATA))
+    buffers.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
     in_use, release, gone = threading.Event(), threading.Event(), threading.Event()
 
     def pull() -> None:
@@ -169,6 +169,6 @@ def test_detaching_what_is_not_there_is_done_at_once() -> None:
 def test_detaching_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_buffers, "DETACH_WAIT_S", 0.0)
     buffers = SessionBuffers()
-    buffers.attach(1, sealed_memfd(DATA), len(DATA))
+    buffers.attach(1, ClientBuffer(sealed_memfd(DATA), len(DATA)))
     with buffers.use(1), pytest.raises(DeadlineExceeded):
         buffers.detach(1)

@@ -124,6 +124,53 @@ class ReleaseStaged(Message, frozen=True, tag=125):
     generations: bytes
 
 
+class AttachDeviceBuffer(Message, frozen=True, tag=126):
+    """Client to worker over the Unix socket: memory on a device to be pulled from -> Done.
+
+    Numbered among the session's buffers, and detached like them. On the device cpu one sealed memfd
+    rides along; elsewhere `ipc` names the driver's allocation, at most 64 bytes. BadValue where the
+    worker lends no memory of that device.
+    """
+
+    buffer: int
+    size_bytes: int
+    device: str
+    """The device's identity, the same for every process of the machine."""
+    ipc: bytes
+    offset: int
+    """Where in the allocation."""
+
+
+class ShareDeviceSegment(Message, frozen=True, tag=127):
+    """Client to worker over the Unix socket: let us copy out of it -> DeviceSegmentShared.
+
+    BadValue for a stranger or another life.
+    """
+
+    segment: str
+    incarnation: int
+
+
+class SharedChunk(msgspec.Struct, frozen=True, array_like=True):
+    """How the memory of one chunk is opened; fields as in AttachDeviceBuffer."""
+
+    chunk: int
+    size_bytes: int
+    ipc: bytes
+    offset: int
+
+
+class DeviceSegmentShared(Message, frozen=True, tag=128):
+    """Worker to client: the chunks that have their memory, until this connection's session ends.
+
+    A read-only descriptor of the records rides along, and on the device cpu one for each chunk.
+    """
+
+    geometry: Geometry
+    device: str
+    chunks: tuple[SharedChunk, ...]
+
+
 class FindEngine(Message, frozen=True, tag=121):
     """Client to worker: where does its transfer engine serve this segment? -> EngineFound.
 

@@ -1,0 +1,142 @@
+"""What a worker of this host and a client do on one device: the worker pulls, the client copies.
+
+Through handles that name memory to another process, over the worker's Unix socket. Every call says
+None where that does not lead anywhere, so that its caller takes another way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from array import array
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvstore.errors import BadValue, KVStoreError, MalformedMessage
+from kvstore.replica import Tier
+from kvstore.transfer.bounce import span_checksums_on_device
+from kvstore.transfer.data_links import call
+from kvstore.transfer.device import CPU, Handle
+from kvstore.transfer.device_segment import DeviceSegment
+from kvstore.transfer.piece_calls import PieceCalls
+from kvstore.wire.framing import FrameKind
+from kvstore.wire.messages.puts import BufferSource
+from kvstore.wire.messages.transfers import (
+    AttachDeviceBuffer,
+    DetachBuffer,
+    DeviceSegmentShared,
+    ShareDeviceSegment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.rpc.frame_socket import FrameSocket
+    from kvstore.transfer.bounce import Bounces
+    from kvstore.transfer.data_links import DataLinks
+    from kvstore.transfer.device import Block, Device
+    from kvstore.transfer.transport import IngestSpan, ReadSpan
+    from kvstore.wire.messages.common import SegmentRef
+
+    Place = tuple[str, int, str]
+    """Segment, its life, and the device that is asked for."""
+
+
+class WorkerDevices:
+    """One worker's devices. Thread-safe."""
+
+    def __init__(self, links: DataLinks) -> None:
+        """Speak over these connections, which stay the caller's."""
+        self._links = links
+        self._mutex = threading.Lock()
+        self._numbers = itertools.count(-1, -1)
+        """Of attached blocks; a store's buffers have those above 0."""
+        self._segments: dict[Place, DeviceSegment | None] = {}
+        self._refused: set[str] = set()
+        """Devices that the worker does not pull from."""
+
+    def ingest(
+        self, spans: Sequence[IngestSpan], block: Block, bounces: Bounces, timeout_s: float
+    ) -> list[bytes] | None:
+        """`Transport.ingest` out of a block; None where the worker cannot open it."""
+        deadline_s = time.monotonic() + timeout_s
+        if block.device.identity in self._refused:
+            return None
+        calls, number = PieceCalls(spans), next(self._numbers)
+        try:
+            handle = block.export()
+        except BadValue:
+            return None
+
+        def send(link: FrameSocket, request_id: int, piece: IngestSpan, until_s: float) -> None:
+            checksums = span_checksums_on_device(piece, block, bounces)
+            where = BufferSource(number, array("Q", piece.places).tobytes())
+            message = piece.message(checksums, where)
+            link.send(FrameKind.REQUEST, request_id, message, deadline_s=until_s)
+
+        attach = AttachDeviceBuffer(
+            number, handle.size_bytes, handle.device, handle.ipc, handle.offset
+        )
+        # What was not answered stays TRANSPORT.
+        with suppress(KVStoreError), self._links.link(deadline_s) as link:
+            try:
+                call(link, attach, deadline_s, block.descriptors)
+            except BadValue:
+                self._refused.add(handle.device)
+                return None
+            try:
+                calls.run(link, send, deadline_s)
+            finally:
+                call(link, DetachBuffer(number), deadline_s)
+        return [bytes(outcomes) for outcomes in calls.outcomes]
+
+    def read(self, span: ReadSpan, into: Block, bounces: Bounces, timeout_s: float) -> bytes | None:
+        """`Transport.read` into a block; None for pages that do not lie on its device."""
+        if span.segment.tier != Tier.HBM:
+            return None
+        segment = None
+        with suppress(KVStoreError):
+            segment = self._segment(span.segment, into.device, bounces, timeout_s)
+        return None if segment is None else segment.read(span, into)
+
+    def close(self) -> None:
+        """Let every segment go; each is closed when the last read from it ends."""
+        with self._mutex:
+            self._segments = {}
+
+    def _segment(
+        self, ref: SegmentRef, device: Device, bounces: Bounces, timeout_s: float
+    ) -> DeviceSegment | None:
+        place = (ref.segment, ref.incarnation, device.identity)
+        with self._mutex:
+            if place not in self._segments:
+                found = self._open(ref, device, bounces, time.monotonic() + timeout_s)
+                # A former life of it is closed when the last read from it ends.
+                others = {k: s for k, s in self._segments.items() if k[0] != ref.segment}
+                self._segments = {**others, place: found}
+            return self._segments[place]
+
+    def _open(
+        self, ref: SegmentRef, device: Device, bounces: Bounces, deadline_s: float
+    ) -> DeviceSegment | None:
+        with self._links.link(deadline_s) as link:
+            reply = call(link, ShareDeviceSegment(ref.segment, ref.incarnation), deadline_s)
+            if not isinstance(reply, DeviceSegmentShared):
+                raise MalformedMessage(f"{type(reply).__name__} in answer to ShareDeviceSegment")
+            each = 1 if reply.device == CPU else 0
+            descriptors = link.take_fds(1 + each * len(reply.chunks))
+        records = descriptors.pop(0)
+        blocks: dict[int, Block] = {}
+        try:
+            if reply.device != device.identity:
+                return None
+            for chunk in reply.chunks:
+                mine, descriptors = descriptors[:each], descriptors[each:]
+                handle = Handle(reply.device, chunk.size_bytes, chunk.ipc, chunk.offset)
+                blocks[chunk.chunk] = device.open(handle, mine)
+            return DeviceSegment(reply.geometry, records, blocks, bounces)
+        finally:
+            for descriptor in (records, *descriptors):
+                os.close(descriptor)
