@@ -23,7 +23,7 @@ from kvstore.client.locations import (
     remove_steps,
 )
 from kvstore.client.outcomes import Miss
-from kvstore.client.performer import Mover, Viewer
+from kvstore.client.performer import HostMover, Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
 from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
@@ -32,6 +32,7 @@ from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
 from kvstore.transfer.choice import Choice
+from kvstore.transfer.device import Block
 from kvstore.wire.messages.reads import GetStatus, Status
 
 if TYPE_CHECKING:
@@ -179,12 +180,13 @@ class AsyncKVStore:
             check_source(request, memory)
             if not request.sources or not request.pages:
                 return []
-            if memory.buffer is not None:
-                return await self._run(self._calls.put_steps(request), Mover(self._choice, memory))
+            if isinstance(memory, Block) or memory.buffer is not None:
+                mover = self._calls.mover(self._choice, memory)
+                return await self._run(self._calls.put_steps(request), mover)
             outcomes: list[PutOutcome] = []
             for some in self._calls.staging.slices(request, memory):
                 steps = self._calls.put_steps(await in_thread(some.fill))
-                outcomes += await self._run(steps, Mover(self._choice, some.memory))
+                outcomes += await self._run(steps, HostMover(self._choice, some.memory))
                 if is_stopped(request, outcomes):
                     break
             return outcomes
@@ -249,7 +251,7 @@ class AsyncKVStore:
         request = self._calls.read_request(locations, part, offsets, timeout_s)
         with self._calls.memory("into", into, writable=True) as memory:
             memory.check_places("offsets", request.places, locations.part_bytes(part))
-            mover = Mover(self._choice, memory)
+            mover = self._calls.mover(self._choice, memory)
             await self._open_transports(locations)
             return await self._run(self._calls.read_steps(request, mover), mover)
 

@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.client import checks
+from kvstore.client.device_mover import DeviceMover
 from kvstore.client.locations import Query
 from kvstore.client.namespaces import OpenedNamespace
+from kvstore.client.performer import HostMover
 from kvstore.client.pins import PinRequest, pin_steps, unpin_steps
 from kvstore.client.reads import ReadRequest, read_steps
 from kvstore.client.staging import Staging
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
-from kvstore.errors import BufferClosed, MalformedMessage, OutOfSpace
+from kvstore.errors import BadValue, BufferClosed, MalformedMessage, OutOfSpace
 from kvstore.page import PageChain
 from kvstore.require import require, require_ttl
+from kvstore.transfer.bounce import Bounces
 from kvstore.transfer.buffer import Buffer
+from kvstore.transfer.device import Block
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.pins import ListPins, PinList
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.hints import Hints
     from kvstore.namespace import Namespace
+    from kvstore.transfer.choice import Choice
     from kvstore.wire.messages.common import SegmentRef
     from kvstore.wire.messages.pins import PinRow
 
@@ -63,6 +68,8 @@ class Calls:
         self._timeout_s = checks.check_timeout(timeout_s)
         self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._numbers = itertools.count(1)
+        self._bounces: dict[str, Bounces] = {}
+        """Host memory beside each device that pages were put from or read into."""
 
     def buffer(self, size_bytes: int) -> Buffer:
         """See KVStore.buffer."""
@@ -74,16 +81,35 @@ class Calls:
 
     def memory(
         self, field: str, source: object, *, writable: bool
-    ) -> AbstractContextManager[Memory]:
-        """The memory of a caller's buffer, kept from being closed meanwhile."""
+    ) -> AbstractContextManager[Memory | Block]:
+        """The memory of a caller's buffer, kept from being closed meanwhile; or of a device."""
+        if isinstance(source, Block):
+            if writable and not source.is_writable:
+                raise BadValue(field, "a block of another process", "one of this process")
+            return nullcontext(source)
         if not isinstance(source, Buffer):
             return nullcontext(Memory.of(field, source, writable=writable))
         if source not in self._buffers:
             raise BufferClosed(f"{field}: {source!r} belongs to another store")
         return source.in_use()
 
+    def mover(self, choice: Choice, memory: Memory | Block) -> Mover:
+        """What moves pages between workers and this memory."""
+        if isinstance(memory, Memory):
+            return HostMover(choice, memory)
+        device = memory.device
+        bounces = self._bounces.get(device.identity)
+        if bounces is None:  # without a lock, which a forked child could inherit held
+            made = Bounces(device)
+            bounces = self._bounces.setdefault(device.identity, made)
+            if bounces is not made:
+                made.close()
+        return DeviceMover(choice, memory, bounces, self.staging.take)
+
     def close(self) -> None:
         """Close every buffer."""
+        for bounces in self._bounces.values():
+            bounces.close()
         for buffer in list(self._buffers):
             buffer.close()
 
@@ -206,7 +232,7 @@ class Calls:
         return opened
 
 
-def check_source(request: PutRequest, memory: Memory) -> None:
+def check_source(request: PutRequest, memory: Memory | Block) -> None:
     """Every page lies inside the source; BadValue naming offset and room."""
     for each in request.sources:
         memory.check_places("offsets", each.places, each.part_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import Tier
@@ -41,13 +42,12 @@ class Blocking:
         self.pause = pause
 
 
-class Mover:
-    """Moves pages between workers and one stretch of this process's memory."""
+class Mover(ABC):
+    """Moves pages between workers and the memory of a caller, whatever kind that is."""
 
-    def __init__(self, choice: Choice, memory: Memory) -> None:
-        """The memory is source of ingests and destination of reads."""
+    def __init__(self, choice: Choice) -> None:
+        """Take workers' transports from `choice`."""
         self._choice = choice
-        self._memory = memory
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
         """How good the way to a segment is; None when there is none."""
@@ -71,7 +71,7 @@ class Mover:
     ) -> list[bytes]:
         if way is None:
             return [all_of(Outcome.TRANSPORT, len(span)) for span in spans]
-        outcomes = way.ingest(spans, self._memory, timeout_s)
+        outcomes = self._ingest_by(way, spans, timeout_s)
         if _nothing_moved(outcomes):
             self._choice.drop(way)
         return outcomes
@@ -84,17 +84,48 @@ class Mover:
             left_s = max(0.0, deadline_s - time.monotonic())
             transport = self._choice.transport(span.segment, left_s)
             if transport is None:
+                self.wipe(span.places, span.part_bytes)
                 results.append(all_of(Outcome.TRANSPORT, len(span)))
-                self._memory.wipe(span.places, span.part_bytes)
                 continue
-            results.append(transport.read(span, self._memory, left_s))
+            results.append(self._read_by(transport, span, left_s))
             if _nothing_moved(results[-1:]):
                 self._choice.drop(transport)
         return results
 
+    @abstractmethod
+    def wipe(self, places: Sequence[int], size_bytes: int) -> None:
+        """Zero what a read delivered."""
+
+    @abstractmethod
+    def _ingest_by(
+        self, way: Transport, spans: Sequence[IngestSpan], timeout_s: float
+    ) -> list[bytes]:
+        """`Transport.ingest` from the caller's memory."""
+
+    @abstractmethod
+    def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
+        """`Transport.read` into the caller's memory."""
+
+
+class HostMover(Mover):
+    """Moves pages between workers and one stretch of this process's memory."""
+
+    def __init__(self, choice: Choice, memory: Memory) -> None:
+        """The memory is source of ingests and destination of reads."""
+        super().__init__(choice)
+        self._memory = memory
+
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Zero what a read delivered."""
         self._memory.wipe(places, size_bytes)
+
+    def _ingest_by(
+        self, way: Transport, spans: Sequence[IngestSpan], timeout_s: float
+    ) -> list[bytes]:
+        return way.ingest(spans, self._memory, timeout_s)
+
+    def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
+        return way.read(span, self._memory, timeout_s)
 
 
 class Viewer:

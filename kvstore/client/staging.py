@@ -13,6 +13,7 @@ from kvstore.transfer.memory import copy_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from kvstore.client.writes import PutRequest
     from kvstore.transfer.buffer import Buffer
@@ -96,6 +97,10 @@ class Staging:
         """Make none yet."""
         self._spare = SpareBuffers(new_buffer)
 
+    def take(self, size_bytes: int) -> AbstractContextManager[Buffer]:
+        """One of at least so many bytes, for one call."""
+        return self._spare.take(max(STAGING_BYTES, size_bytes))
+
     def slices(self, request: PutRequest, source: Memory) -> Iterator[Slice]:
         """The whole of a put whose bounds were checked, in slices that fit a buffer.
 
@@ -103,7 +108,7 @@ class Staging:
         """
         page_bytes = sum(each.part_bytes for each in request.sources)
         step = max(1, STAGING_BYTES // page_bytes)
-        with self._spare.take(max(STAGING_BYTES, page_bytes)) as buffer:
+        with self.take(page_bytes) as buffer:
             for first in range(0, request.pages, step):
                 stop = min(first + step, request.pages)
                 yield Slice(_pages_of(request, first, stop), source, buffer)

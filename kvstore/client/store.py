@@ -21,7 +21,7 @@ from kvstore.client.locations import (
     remove_steps,
 )
 from kvstore.client.outcomes import Miss
-from kvstore.client.performer import Blocking, Mover, Viewer
+from kvstore.client.performer import Blocking, HostMover, Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import ask, drive
 from kvstore.client.writes import PutWishes
@@ -30,6 +30,7 @@ from kvstore.namespace import opaque, open_layout
 from kvstore.rpc.identity import Identity, Role
 from kvstore.rpc.link import MasterLink
 from kvstore.transfer.choice import Choice
+from kvstore.transfer.device import Block
 from kvstore.wire.messages.reads import GetStatus, Status
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class KVStore:
     ) -> list[PutOutcome]:
         """Store one part of every page of a chain; one outcome a page, in order.
 
-        `source` is a Buffer of this store, or any contiguous buffer (copied once more);
+        `source` is a Buffer of this store, any contiguous buffer (copied once more), or a block of
+        a device (`kvstore.client.tensors.device_block` makes one of a tensor);
         `offsets` says where in it each page begins, in bytes. With `wait` the call waits within
         its deadline for room and for other puts of the same pages. When it returns, every lookup
         by anybody finds what is `Stored(visible=True)`. `hints` say what is known of the chain's
@@ -202,12 +204,13 @@ class KVStore:
             check_source(request, memory)
             if not request.sources or not request.pages:
                 return []
-            if memory.buffer is not None:
-                return self._run(self._calls.put_steps(request), Mover(self._choice, memory))
+            if isinstance(memory, Block) or memory.buffer is not None:
+                mover = self._calls.mover(self._choice, memory)
+                return self._run(self._calls.put_steps(request), mover)
             outcomes: list[PutOutcome] = []
             for some in self._calls.staging.slices(request, memory):
                 steps = self._calls.put_steps(some.fill())
-                outcomes += self._run(steps, Mover(self._choice, some.memory))
+                outcomes += self._run(steps, HostMover(self._choice, some.memory))
                 if is_stopped(request, outcomes):
                     break
             return outcomes
@@ -281,13 +284,14 @@ class KVStore:
     ) -> list[ReadOutcome]:
         """Copy the first len(offsets) located pages to those places; one outcome a page, in order.
 
-        A Hit's bytes were verified after the last of them had come. The place of a Miss holds
-        nothing of the pool's.
+        `into` is a Buffer, any writable buffer, or a block of a device as in `put`. A Hit's bytes
+        were verified after the last of them had come. The place of a Miss holds nothing of the
+        pool's.
         """
         request = self._calls.read_request(locations, part, offsets, timeout_s)
         with self._calls.memory("into", into, writable=True) as memory:
             memory.check_places("offsets", request.places, locations.part_bytes(part))
-            mover = Mover(self._choice, memory)
+            mover = self._calls.mover(self._choice, memory)
             return self._run(self._calls.read_steps(request, mover), mover)
 
     @contextmanager

@@ -6,12 +6,17 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from kvstore import Hit, Miss, MissReason, Stored
+from kvstore import BadValue, Hit, Miss, MissReason, Stored
+from kvstore.client.tensors import device_block
 from kvstore.exit_codes import ExitCode
-from tests.cluster.pages import Pages
+from kvstore.transfer.device import Move, open_device
+from kvstore.transfer.memory import Memory
+from tests.cluster.pages import SIZE, Pages
 from tests.cluster.up import FREE_PORTS, Up, kvharbor, remove_segments
 from tests.devices import DEVICES, device_named
+from tests.fakes import payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +57,49 @@ def test_pages_are_put_on_a_device_and_read(data_dir: Path, lent: str, transport
             assert views == [Miss(MissReason.UNREACHABLE)] * 16
         assert pages.store.remove(opened, asked) == [True] * 16
         assert pages.store.probe(opened, asked) == [False] * 16
+
+
+@pytest.mark.parametrize("tier", ["hbm", "dram"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_pages_go_from_a_tensor_to_the_pool_and_back(
+    data_dir: Path, lent: str, transport: str, tier: str
+) -> None:
+    device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
+    with Up(data_dir, lent) as up, Pages(up.master, transport, "devices") as pages:
+        opened = pages.open()
+        chain, places = opened.chain(range(64)), [SIZE * i for i in reversed(range(16))]
+        data = b"".join(payload(key, 0, SIZE) for key in reversed(list(chain)))
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+        block = device_block(source)
+        assert pages.store.put(opened, chain, block, places, tier=tier) == [Stored()] * 16
+        assert sealed_bytes(pages)[tier] == 1 << 20
+        pages.assert_readable(opened, chain)
+        into = torch.full_like(source, 7)
+        match = pages.store.match_prefix(opened, chain)
+        assert pages.store.read(match, device_block(into), places) == [Hit()] * 16
+        assert torch.equal(into, source)
+
+
+@pytest.mark.parametrize("tier", ["hbm", "dram"])
+def test_memory_of_the_device_that_others_can_open_is_pulled_from(
+    data_dir: Path, lent: str, tier: str
+) -> None:
+    device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
+    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
+        opened = pages.open()
+        chain, places = opened.chain(range(64)), range(0, 16 * SIZE, SIZE)
+        data = bytearray(b"".join(payload(key, 0, SIZE) for key in chain))
+        source, into = device.allocate(len(data)), device.allocate(len(data))
+        whole = [Move(0, 0, len(data))]
+        source.copy_from(Memory.of("data", data, writable=True), whole)
+        assert pages.store.put(opened, chain, source, places, tier=tier) == [Stored()] * 16
+        match = pages.store.match_prefix(opened, chain)
+        assert pages.store.read(match, into, places) == [Hit()] * 16
+        seen = bytearray(len(data))
+        into.copy_to(Memory.of("seen", seen, writable=True), whole)
+        assert seen == data
+        with pytest.raises(BadValue, match="offsets: got 1048575"):
+            pages.store.read(match, into, [len(data) - 1])
 
 
 def test_a_device_s_pages_end_with_the_worker_and_others_do_not(data_dir: Path, lent: str) -> None:

@@ -106,6 +106,7 @@ def test_buffers_are_bounded_and_belong_to_one_store(monkeypatch: pytest.MonkeyP
     with pytest.raises(BufferClosed), others.memory("source", held[1], writable=False):
         pass
     with mine.memory("source", held[1], writable=True) as memory:
+        assert isinstance(memory, Memory)
         assert memory.buffer is held[1]
     mine.close()
     assert all(each.closed for each in held)
