@@ -94,6 +94,7 @@ class MasterCollector(Collector):
         status, counts = self._look()
         yield from _pool(status)
         yield from _segments(status)
+        yield from _tiers(status)
         yield from _shell(counts)
 
 
@@ -144,6 +145,27 @@ def _segments(status: Status) -> Iterator[Metric]:
             held.add_metric([*names, state], getattr(segment, f"{state}_bytes"))
     yield capacity
     yield held
+
+
+def _tiers(status: Status) -> Iterator[Metric]:
+    extents = GaugeMetricFamily(
+        "kvharbor_tier_extents", "Parts of pages that a tier holds.", labels=["tier"]
+    )
+    kinds = {
+        "hits": "Pages for which nothing slower had to be read.",
+        "copies_evicted": "Copies that went while their pages stayed.",
+        "moved_pages": "Parts of pages brought here from another tier.",
+        "moved_bytes": "Bytes of those parts.",
+        "stored_bytes": "Bytes of the extents that they were put into.",
+    }
+    for each in status.tiers:
+        extents.add_metric([each.tier], each.extents)
+    yield extents
+    for name, text in kinds.items():
+        family = CounterMetricFamily(f"kvharbor_tier_{name}", text, labels=["tier"])
+        for each in status.tiers:
+            family.add_metric([each.tier], getattr(each, name))
+        yield family
 
 
 def _shell(counts: ShellCounts) -> Iterator[Metric]:

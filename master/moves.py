@@ -271,9 +271,10 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     sealed = plan.states.count(PlanPage.SEALED)
     if plan.open:
         fail_plan(core, plan)
-    core.counters[f"pages_{move.kind}d"] += sealed
-    core.counters[f"bytes_{move.kind}d"] += sealed * plan.part_bytes
-    core.counters[f"bytes_{move.kind}d_stored"] += sealed * plan.size_class
+    tier = plan.segment.tier
+    core.counters[f"moved_pages_{tier}"] += sealed
+    core.counters[f"moved_bytes_{tier}"] += sealed * plan.part_bytes
+    core.counters[f"stored_bytes_{tier}"] += sealed * plan.size_class
     if sealed < len(plan):
         if move.kind is MoveKind.DEMOTE:
             lost_bytes = (len(plan) - sealed) * plan.part_bytes

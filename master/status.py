@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.replica import ExtentState
-from kvstore.wire.messages.reads import GetStatus, SegmentStatus, Status, WorkerStatus
+from kvstore.replica import ExtentState, Tier
+from kvstore.wire.messages.reads import (
+    GetStatus,
+    SegmentStatus,
+    Status,
+    TierStatus,
+    WorkerStatus,
+)
+from master.segments import SegmentState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from master.core import Core
     from master.membership import Worker
     from master.segments import Segment
@@ -33,8 +42,30 @@ def status(core: Core) -> Status:
         len(core.plans),
         tuple(_worker(core, worker) for worker in core.workers.values()),
         tuple(_segment(segment) for segment in core.segments.values()),
+        tuple(_tiers(core)),
         dict(core.counters),
     )
+
+
+def _tiers(core: Core) -> Iterator[TierStatus]:
+    counters = core.counters
+    segments = [s for s in core.segments.values() if s.state is not SegmentState.LOST]
+    for tier in Tier:
+        spaces = [segment.allocator for segment in segments if segment.tier is tier]
+        if spaces:
+            chunks = [chunk for space in spaces for chunk in space.chunk_list]
+            yield TierStatus(
+                tier.value,
+                len(spaces),
+                sum(space.geometry.payload_bytes for space in spaces),
+                sum(space.used_bytes for space in spaces),
+                sum(chunk.states.count(ExtentState.SEALED) for chunk in chunks),
+                counters[f"hits_{tier}"],
+                counters[f"copies_evicted_{tier}"],
+                counters[f"moved_pages_{tier}"],
+                counters[f"moved_bytes_{tier}"],
+                counters[f"stored_bytes_{tier}"],
+            )
 
 
 def _worker(core: Core, worker: Worker) -> WorkerStatus:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvstore.cli.trace import Replayed
     from kvstore.wire.messages.operator import PolicyInForce
     from kvstore.wire.messages.pins import PinRow
-    from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+    from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
@@ -116,7 +116,12 @@ def print_status(status: Status) -> None:
             f"{status.sessions} sessions, {status.open_plans} open plans"
         )
     )
-    for table in (_workers(status.workers), _segments(status.segments), _counters(status)):
+    for table in (
+        _workers(status.workers),
+        _tiers(status.tiers),
+        _segments(status.segments),
+        _counters(status),
+    ):
         if table.row_count:
             console.print(table)
     for each in status.segments:
@@ -185,6 +190,24 @@ def _workers(workers: Iterable[WorkerStatus]) -> Table:
         cells = (each.worker, each.state, f"{each.heard_ago_s:.1f}", each.host)
         # A peer's text is never markup.
         table.add_row(*map(Text, cells), Text("\n".join(each.addresses)))
+    return table
+
+
+def _tiers(tiers: Iterable[TierStatus]) -> Table:
+    headings = (
+        ">segments", ">capacity", ">used", ">parts", ">hits", ">evicted", ">brought",
+        ">bytes brought", ">ratio",
+    )  # fmt: skip
+    table = _table("tiers", "tier", *headings)
+    for each in tiers:
+        # How much longer pages are than the extents that hold them.
+        ratio = each.moved_bytes / each.stored_bytes if each.stored_bytes else None
+        figures = (
+            each.segments, size_text(each.capacity_bytes), size_text(each.used_bytes),
+            each.extents, each.hits, each.copies_evicted, each.moved_pages,
+            size_text(each.moved_bytes), _figure(ratio),
+        )  # fmt: skip
+        table.add_row(Text(each.tier), *map(str, figures))
     return table
 
 

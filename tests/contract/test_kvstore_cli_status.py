@@ -19,7 +19,7 @@ from kvstore.exit_codes import ExitCode
 from kvstore.rpc.identity import ListenerIdentity, Role
 from kvstore.rpc.server import Server
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,10 @@ STATUS = Status(
     segments=(
         SegmentStatus("w-dram", "w", "dram", 1 << 30, 3 << 28, 0, 1 << 28, 0, 0, "serving", ""),
         SegmentStatus("w-nvme", "w", "nvme", 0, 0, 0, 0, 0, 0, "failed", "read at 4096: EIO"),
+    ),
+    tiers=(
+        TierStatus("dram", 1, 1 << 30, 1 << 28, 6, 7, 3, 0, 0, 0),
+        TierStatus("nvme", 1, 1 << 40, 1 << 39, 9, 1, 0, 12, 3 << 20, 2 << 20),
     ),
     counters={"hits": 8, "misses": 2},
 )  # fmt: skip
@@ -116,7 +120,7 @@ def test_status_for_people(master: str) -> None:
     for text in (
         "cluster c, epoch 4, up 62 s: 10 pages in 2 runs of 1 namespaces",
         "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
-        "segment w-nvme is failed: read at 4096: EIO", "hits",
+        "segment w-nvme is failed: read at 4096: EIO", "hits", "tiers", "512 GiB", "1.5",
     ):  # fmt: skip
         assert text in done.stdout
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from kvstore.wire.messages.reads import SegmentStatus, Status, WorkerStatus
+from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
 from master.admin import admin_pages
 from master.metrics import LagHistogram, ShellCounts, exposition
 
@@ -31,6 +31,7 @@ STATUS = Status(
         WorkerStatus("x", "h", "lost", 9.0, ()),
     ),
     segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3, "serving", ""),),
+    tiers=(TierStatus("dram", 1, 100, 50, 4, 8, 3, 2, 2000, 1000),),
     counters={"hits": 8, "misses": 2},
 )
 
@@ -93,6 +94,10 @@ def test_metrics_are_prometheus_text() -> None:
             'kvharbor_workers{state="joining"} 0.0',
             'kvharbor_master_events_total{kind="hits"} 8.0',
             'kvharbor_segment_bytes{segment="w-dram",state="sealed",tier="dram",worker="w"} 30.0',
+            'kvharbor_tier_extents{tier="dram"} 4.0',
+            'kvharbor_tier_hits_total{tier="dram"} 8.0',
+            'kvharbor_tier_copies_evicted_total{tier="dram"} 3.0',
+            'kvharbor_tier_moved_bytes_total{tier="dram"} 2000.0',
             'kvharbor_master_requests_total{message="Probe"} 2.0',
             'kvharbor_master_request_seconds_total{message="Probe"} 0.5',
             'kvharbor_master_loop_lag_seconds_bucket{le="0.001"} 0.0',

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
 
-STATUS = Status("test", 1, 0.0, 3, 1, 1, 1, 0, (), (), {"hits": 7})
+STATUS = Status("test", 1, 0.0, 3, 1, 1, 1, 0, (), (), (), {"hits": 7})
 PROBE = Probe(bytes(32), bytes(32))
 
 

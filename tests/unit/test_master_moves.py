@@ -101,7 +101,7 @@ def test_what_was_sealed_is_found_in_both_tiers(rig: Rig, space: OpenedNamespace
     rig.obey(start(rig))
     assert tiers(space) == ["dram", "nvme"]
     assert not rig.master.core.plans
-    assert rig.master.core.counters["pages_demoted"] == 8
+    assert rig.master.core.counters["moved_pages_nvme"] == 8
     assert rig.master.core.counters["pages_sealed"] == 8, "of the put alone"
     assert space.match(KEYS, lease=False).runs[0].count == 8
 
@@ -161,7 +161,7 @@ def test_pages_that_were_sealed_count_whatever_is_answered(
     }  # fmt: skip
     assert seal(rig, command, **columns) == bytes(3)
     answer(rig, command, None)
-    assert rig.master.core.counters["pages_demoted"] == 3
+    assert rig.master.core.counters["moved_pages_nvme"] == 3
     assert bytes_in(rig, ExtentState.SEALED, "w1-nvme") == 3 * PAGE
     assert space.probe(KEYS) == b"\1" * 8
 
@@ -217,7 +217,7 @@ def test_pages_whose_report_was_lost_with_the_connection_are_found_in_the_invent
     worker.join()
     answer(rig, command, None)
     assert tiers(space) == ["dram", "nvme"]
-    assert rig.master.core.counters["pages_demoted"] == 8
+    assert rig.master.core.counters["moved_pages_nvme"] == 8
 
 
 def test_a_record_of_another_checksum_is_fenced_by_the_inventory(
@@ -335,8 +335,8 @@ def test_encoded_pages_are_planned_in_the_class_that_lately_held_them(rig: Rig) 
     rig.obey(command)
     classes = [r.size_class for r in rig.segment("w1-nvme").records.values()]
     assert sorted(classes) == [2 * PAGE] * 3 + [3 * PAGE] + [4 * PAGE] * 2
-    assert rig.master.core.counters["bytes_demoted"] == 6 * 4 * PAGE
-    assert rig.master.core.counters["bytes_demoted_stored"] == sum(classes)
+    assert rig.master.core.counters["moved_bytes_nvme"] == 6 * 4 * PAGE
+    assert rig.master.core.counters["stored_bytes_nvme"] == sum(classes)
     rig.holds_commands = False
     for keys in (first, second, third):
         assert space.remove(keys) == b"\1\1"

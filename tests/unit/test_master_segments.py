@@ -12,10 +12,11 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import RegisterWorker, ReportSegment, SegmentOffer
 from kvstore.wire.messages.puts import PutPlans
-from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.reads import GetStatus, Status, TierStatus
 from master.segments import REASON_CHARS_MAX, SegmentState
+from master.tunables import Tunables
 from tests.unit.master_pages import KEYS, refused
-from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 
 if TYPE_CHECKING:
     from tests.unit.master_worker import FakeWorker
@@ -246,3 +247,26 @@ def test_only_a_drive_may_hold_pages_in_less_than_their_length(
     assert again.probe(keys) == bytes([found])
     rig.pass_time(GRACE_S)
     assert bool(worker.records) == found
+
+
+def test_the_status_adds_tiers_up() -> None:
+    tunables = Tunables(
+        watermark_demote=0.1, watermark_low=0.8, watermark_high=0.9, nvme_admission="all"
+    )
+    rig = Rig(tunables)
+    rig.add_worker(chunks=1, nvme_chunks=4)
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(1.0)
+    space.match(KEYS, lease=False)
+    status = rig.ask(rig.engine, GetStatus())
+    assert isinstance(status, Status)
+    moved = 8 * 4096
+    assert status.tiers == (
+        TierStatus("dram", 1, CHUNK, moved, 8, 8, 0, 0, 0, 0),
+        TierStatus("nvme", 1, 4 * CHUNK, moved, 8, 0, 0, 8, moved, moved),
+    )
+    report(rig.workers["w1"], "failed", "w1-nvme")
+    status = rig.ask(rig.engine, GetStatus())
+    assert isinstance(status, Status)
+    assert [each.tier for each in status.tiers] == ["dram"], "what is lost holds nothing"

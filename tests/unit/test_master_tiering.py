@@ -58,7 +58,7 @@ def test_the_coldest_pages_are_copied_ahead_and_stay_in_memory() -> None:
     assert chain(0, 1) in copied
     assert chain(8, 1) not in copied
     assert rig.master.core.counters["pages_evicted"] == 0
-    assert rig.master.core.counters["bytes_demoted"] == len(copied) * PAGE
+    assert rig.master.core.counters["moved_bytes_nvme"] == len(copied) * PAGE
     assert not rig.master.core.moves.demoting, "it rests once the coldest are safe"
     assert rig.master.core.moves.look_at_s == float("inf")
 
@@ -263,7 +263,7 @@ def test_pages_are_brought_up_when_they_are_leased_a_second_time() -> None:
     space.match(keys)
     rig.settle()
     assert tiers(space, keys) == ["dram", "nvme"]
-    assert rig.master.core.counters["pages_promoted"] == 4
+    assert rig.master.core.counters["moved_pages_dram"] == 4
     run = rig.master.core.tree(1).get(keys[:32])
     assert run is not None
     assert run.cold_hits == 0
@@ -296,7 +296,7 @@ def test_pages_that_will_be_read_soon_are_brought_up_at_once() -> None:
     assert rig.ask(rig.engine, Prefetch(space.id, keys[:96] + chain(99, 3))) == Done()
     rig.settle()
     assert [len(run.copies) for run in space.match(keys, lease=False).runs] == [2, 1]
-    assert rig.master.core.counters["pages_promoted"] == 3
+    assert rig.master.core.counters["moved_pages_dram"] == 3
     assert rig.ask(rig.engine, Prefetch(space.id, keys[:96])) == Done()
     assert not rig.master.core.moves.wishes, "they are there"
 

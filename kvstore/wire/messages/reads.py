@@ -147,6 +147,27 @@ class SegmentStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why the medium does not serve, in its worker's words; empty while it does."""
 
 
+class TierStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All segments of one tier, and what became of the pages in them since the master's start."""
+
+    tier: str
+    segments: int
+    capacity_bytes: int
+    used_bytes: int
+    extents: int
+    """Sealed ones: a page has one a part."""
+    hits: int
+    """Pages of lookups for which nothing slower had to be read."""
+    copies_evicted: int
+    """Copies that made room here while their pages stayed elsewhere."""
+    moved_pages: int
+    """Parts of pages that were brought here from another tier."""
+    moved_bytes: int
+    """Of those parts."""
+    stored_bytes: int
+    """Of the extents that they were put into."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One worker as the master sees it; `state` is joining, live or lost."""
 
@@ -170,4 +191,6 @@ class Status(Message, frozen=True, tag=67):
     open_plans: int
     workers: tuple[WorkerStatus, ...]
     segments: tuple[SegmentStatus, ...]
+    tiers: tuple[TierStatus, ...]
+    """Those that have segments, fastest first."""
     counters: dict[str, int]
