@@ -5,6 +5,7 @@ What pins hold back is asked where it happens: eviction (victims, draining) and 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
@@ -133,7 +134,9 @@ def _check_room(
     """OutOfSpace, naming the bound that this pin would pass."""
     pins, tenant = core.pins, known.namespace.content.tenant
     before = [pins.of_page(known, key, message.owner) for key in pages]
-    if len(pins) >= limits.PINS_MAX:
+    replaced = Counter(pin for pin in before if pin is not None)
+    ending = sum(len(pin.pages) == count for pin, count in replaced.items())
+    if len(pins) - ending >= limits.PINS_MAX:
         raise OutOfSpace(f"{limits.PINS_MAX} pins are held: take some back")
     if pins.pages + before.count(None) > limits.PINNED_PAGES_MAX:
         raise OutOfSpace(f"{pins.pages} of {limits.PINNED_PAGES_MAX} pages are pinned")

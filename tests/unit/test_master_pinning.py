@@ -214,6 +214,8 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch, bound: str, text: str
     assert refused.code == "out_of_space"
     assert text in refused.text
     assert len(pool.listed()) == 1
+    assert pool.pin(ttl_s=90.0) == b"\1" * 8, "a pin can be made longer all the same"
+    assert [row.left_s for row in pool.listed()] == [90.0]
 
 
 def test_a_pin_is_durable_before_the_answer_and_outlives_a_master() -> None:
