@@ -39,7 +39,7 @@ FOLDER: Final = Path("/d")
 class _OneThread:
     """Stands in for the disk's threads: in virtual time there is one."""
 
-    def staging(self, length: int) -> memoryview:
+    def aligned(self, length: int) -> memoryview:
         """Memory for one call."""
         return memoryview(bytearray(length))
 

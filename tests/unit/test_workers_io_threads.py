@@ -88,16 +88,16 @@ def test_a_short_call_does_not_wait_for_all_of_a_long_one(threads: IoThreads) ->
     assert "short" in done
 
 
-def test_staging_is_aligned_and_a_threads_own(threads: IoThreads) -> None:
-    mine = threads.staging(100)
+def test_aligned_memory_is_a_threads_own(threads: IoThreads) -> None:
+    mine = threads.aligned(100)
     assert len(mine) == 100
-    assert threads.staging(BLOCK_BYTES).obj is mine.obj
-    assert len(threads.staging(BLOCK_BYTES + 1)) == BLOCK_BYTES + 1
+    assert threads.aligned(BLOCK_BYTES).obj is mine.obj
+    assert len(threads.aligned(BLOCK_BYTES + 1)) == BLOCK_BYTES + 1
     others: list[object] = []
-    threads.run([lambda: others.append(threads.staging(100).obj)])
-    assert others[0] is not threads.staging(100).obj
+    threads.run([lambda: others.append(threads.aligned(100).obj)])
+    assert others[0] is not threads.aligned(100).obj
 
 
 def test_memory_that_is_not_to_be_had_is_out_of_space(threads: IoThreads) -> None:
     with pytest.raises(OutOfSpace, match="no memory for"):
-        threads.staging(1 << 60)
+        threads.aligned(1 << 60)

@@ -77,7 +77,7 @@ def test_answers_are_in_the_order_of_the_parts(segment: NvmeSegment) -> None:
 def test_a_length_that_is_no_block_is_padded_with_zeros(
     disk: FakeDisk, segment: NvmeSegment, size: int
 ) -> None:
-    segment.write([part(1, 0, data=b"\xff" * (4 * PAGE))])  # leaves its bytes in the staging
+    segment.write([part(1, 0, data=b"\xff" * (4 * PAGE))])  # leaves its bytes in the aligned memory
     odd = part(2, CHUNK, data=b"\xaa" * size)
     assert outcomes(segment.write([odd])) == [OK]
     assert read_back(segment, [odd]) == [OK]

@@ -119,7 +119,7 @@ def test_a_read_that_fails_makes_everything_a_miss(disk: FakeDisk, segment: Nvme
     assert "read at" in segment.reason
 
 
-def test_without_memory_to_stage_parts_are_misses_and_refused(
+def test_without_aligned_memory_parts_are_misses_and_refused(
     segment: NvmeSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, new = part(1, 0, data=bytes(100)), part(2, PAGE, data=bytes(100))
@@ -128,7 +128,7 @@ def test_without_memory_to_stage_parts_are_misses_and_refused(
     def none(_: IoThreads, size_bytes: int) -> memoryview:
         raise OutOfSpace(f"no memory for {size_bytes} bytes")
 
-    monkeypatch.setattr(IoThreads, "staging", none)
+    monkeypatch.setattr(IoThreads, "aligned", none)
     assert read_back(segment, [odd]) == [TRANSPORT]
     assert outcomes(segment.write([new])) == [Outcome.OUT_OF_SPACE]
     monkeypatch.undo()

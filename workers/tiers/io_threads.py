@@ -51,7 +51,7 @@ class IoThreads:
         if failed is not None:
             raise failed
 
-    def staging(self, size_bytes: int) -> memoryview:
+    def aligned(self, size_bytes: int) -> memoryview:
         """Block-aligned memory of the calling thread, the same again at its next call.
 
         OutOfSpace where the system has no memory for it.
@@ -62,7 +62,7 @@ class IoThreads:
             try:
                 held = self._local.memory = mmap.mmap(-1, blocks * BLOCK_BYTES)
             except OSError as error:
-                raise OutOfSpace(f"no memory for {size_bytes} bytes of staging") from error
+                raise OutOfSpace(f"no memory for {size_bytes} bytes to bounce through") from error
         return memoryview(held)[:size_bytes]
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ class NvmeSegment:
         except OutOfService:
             return Outcome.TRANSPORT
         except (OSError, OutOfSpace) as error:
-            LOG.warning("%s: no room for a record table or to stage: %s", self.id, error)
+            LOG.warning("%s: no room for a record table, or no memory: %s", self.id, error)
             return Outcome.OUT_OF_SPACE
         return Outcome.OK
 

@@ -203,17 +203,17 @@ class PartFile:
         )
 
     def _pieces(self, size_class: int, forms: Sequence[Encoded]) -> list[memoryview]:
-        """What to write: the parts' own memory where it is fit for that, else copies in staging."""
+        """What to write: the parts' own memory where it is fit for that, else copies of them."""
         views = [form.stored for form in forms]
         if _is_direct(views, size_class):
             return views
         last = size_class_of(len(views[-1]))
-        staging = self._threads.staging((len(views) - 1) * size_class + last)
+        aligned = self._threads.aligned((len(views) - 1) * size_class + last)
         for i, view in enumerate(views):
-            place = staging[i * size_class : (i + 1) * size_class]
+            place = aligned[i * size_class : (i + 1) * size_class]
             _copy(view, place)
-            wipe(place[len(view) :])  # of whatever was staged here before
-        return [staging]
+            wipe(place[len(view) :])  # of whatever lay here before
+        return [aligned]
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -256,14 +256,14 @@ class PartFile:
             return [_judged(part, record) for part, record in zip(parts, records, strict=True)]
         last = records[-1]
         rest = size_class if last is None else size_class_of(last.stored_bytes)
-        staging = self._threads.staging((len(parts) - 1) * size_class + rest)
-        self._file.read_payload([staging], self._base + stretch.offset)
+        aligned = self._threads.aligned((len(parts) - 1) * size_class + rest)
+        self._file.read_payload([aligned], self._base + stretch.offset)
         found: list[PartRead] = []
         for i, (part, record) in enumerate(zip(parts, records, strict=True)):
             if record is None:
                 found.append(PartRead(Outcome.STALE))
                 continue
-            stored = staging[i * size_class : i * size_class + record.stored_bytes]
+            stored = aligned[i * size_class : i * size_class + record.stored_bytes]
             try:
                 if record.codec == Codec.NONE and len(stored) == len(part.into):
                     _copy(stored, part.into)
