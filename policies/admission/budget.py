@@ -1,9 +1,11 @@
 """What the drive can bear: a token bucket of bytes, that grows choosy as it runs dry.
 
 A drive of capacity C that stands W overwrites a day stands C * W / 86,400 bytes/s for all its
-life. Pages are written whose probability of another use is at least the share of the bucket that
-is spent: all of them while the budget is large enough, and under steady pressure the level settles
-where the most likely pages just use it up.
+life. Data sheets count by the day, and so does the bucket: a drive that was idle takes a day's
+writes as fast as they come, so that an empty one fills at once. The first half of the bucket is
+for any pages, the second for those whose probability of another use is at least the share of it
+that is spent: under steady pressure the level settles where the most likely pages just use the
+budget up.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from policies.admission.protocol import Candidate
 
 DAY_S: Final = 86_400.0
+FOR_ANY: Final = 0.5
+"""Share of the bucket that any pages may use."""
 
 
 class BudgetParameters(Parameters, frozen=True):
@@ -26,7 +30,7 @@ class BudgetParameters(Parameters, frozen=True):
 
     drive_writes_per_day: Annotated[float, Meta(ge=0.001, le=10_000)] = 3.0
     """Overwrites of the whole drive a day that it stands, as its data sheet says."""
-    burst_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    burst_s: Annotated[float, Meta(ge=1, le=86_400)] = DAY_S
     """Seconds of budget that may be spent at once."""
 
 
@@ -57,7 +61,8 @@ class Budget(AdmissionPolicy):
         self._at_s = now_s
         if self._spent_bytes + candidate.size_bytes > bucket_bytes:
             return False
-        if candidate.likelihood * bucket_bytes < self._spent_bytes:
+        choosy_bytes = self._spent_bytes - FOR_ANY * bucket_bytes
+        if choosy_bytes > candidate.likelihood * (1 - FOR_ANY) * bucket_bytes:
             return False
         self._spent_bytes += candidate.size_bytes
         return True

@@ -89,6 +89,16 @@ def test_the_likely_pages_are_written_when_it_runs_dry() -> None:
     assert written.total() == pytest.approx(10_000, abs=100)
 
 
+def test_an_idle_drive_fills_with_pages_that_were_used_once() -> None:
+    policy = Budget()
+    policy.resize(1000 * SIZE)
+    assert all(policy.admits(ONCE, 0.0) for _ in range(1000))
+    burst = 1000 + sum(policy.admits(ONCE, 0.0) for _ in range(5000))
+    day = sum(policy.admits(ONCE, second * 60.0) for second in range(1440) for _ in range(10))
+    assert burst < 2000
+    assert day == pytest.approx(3000, abs=10)  # three times the drive
+
+
 @given(
     st.integers(0, 1 << 30),
     st.floats(0.0, 10.0),
