@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
     from master.segments import Segment
 
-FRUITLESS_MAX: Final = 4
-"""Searches in a row that may find nothing to demote before the segment is let be."""
+FRUITLESS_MAX: Final = 2
+"""Searches in a row that may find nothing to demote before the segment is let be. Each put above
+the watermark begins anew: twice as many cost half as much again, and find no more."""
 ROOM_SEARCHES: Final = 1
 """Searches for room for moves that found none, in each segment."""
 RETRY_S: Final = 0.05
@@ -185,6 +186,7 @@ def _demote_some(core: Core, segment: Segment) -> None:
     lane = moves.lane_of(core, segment)
     free_at_s = moves.free_at_s(core, lane)
     if free_at_s > core.now:
+        core.counters["demotions_delayed"] += 1
         core.moves.look(free_at_s)
         return
     begun = False
@@ -222,7 +224,7 @@ def _demote(
         lacking[size_class] += len(pages) * size_class
         return False
     if tier is Tier.NVME and not _is_admitted(core, run, len(pages) * size_class):
-        core.counters["demotions_refused"] += 1
+        core.counters[f"demotions_refused_{core.tunables.nvme_admission}"] += 1
         return False
     moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
     return True

@@ -232,5 +232,7 @@ def evict_pages(core: Core, run: Run, first: int) -> int:
     if first == len(run):
         return 0
     core.counters["pages_evicted"] += len(run) - first
+    for copy in run.copies[:1]:  # the fastest: what leaves memory so was never copied down
+        core.counters[f"pages_evicted_{copy.segment.tier}"] += len(run) - first
     core.eviction.evicted(run, run.keys[first * KEY_BYTES :], core.now)
     return retire_pages(core, core.tree(run.namespace), run, first, len(run) - first)

@@ -57,7 +57,8 @@ def test_a_full_device_copies_down_and_loses_nothing(rig: Rig, space: OpenedName
         rig.pass_time(1.0)
     counters = rig.master.core.counters
     assert counters["copies_evicted_hbm"] > 80
-    assert (counters["pages_evicted"], counters["demotions_refused"]) == (0, 0)
+    assert counters["pages_evicted"] == 0
+    assert not any(name.startswith("demotions_refused") for name in counters)
     assert all(space.probe(chain(number, 4)) == b"\1" * 4 for number in range(40))
     assert tiers(space, chain(0, 4)) == ["dram"]
     assert tiers(space, chain(39, 4)) == ["hbm"]
