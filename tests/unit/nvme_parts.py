@@ -12,7 +12,7 @@ from kvstore.record import Record, RecordState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from tests.fakes import ManualClock, payload
-from tests.unit.worker_scripts import GEOMETRY, PAGE, generation, key
+from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation, key
 from workers.events import Stretch
 from workers.tiers.nvme import NvmeSegment, open_nvme
 from workers.tiers.part_io import Extent, PartToRead, PartToWrite
@@ -29,6 +29,8 @@ CLUSTER: Final = "testing"
 NAME: Final = SegmentId("w-nvme0")
 PATH: Final = Path("/d/segment")
 OK: Final = Outcome.OK
+OFFSETS: Final = (0, PAGE, 3 * PAGE, CHUNK, 3 * CHUNK)
+"""Neighbours, and strangers in three chunks."""
 
 
 def opened(
@@ -37,6 +39,11 @@ def opened(
     """The segment at PATH, made or taken over."""
     clock = ManualClock()
     return open_nvme(PATH, CLUSTER, NAME, geometry, codec=codec, clock=clock, disk=disk)
+
+
+def payload_place(offset: int) -> int:
+    """Where in the file a payload offset lies."""
+    return GEOMETRY.payload_base + offset
 
 
 def compressible(page_key: bytes, size: int) -> bytes:

@@ -15,6 +15,7 @@ from kvstore.record import RECORD_BYTES, RecordState, pack_record, unpack_record
 from kvstore.wire.messages.common import Outcome
 from tests.fake_disk import FakeDisk
 from tests.unit.nvme_parts import (
+    OFFSETS,
     OK,
     PATH,
     compressible,
@@ -22,6 +23,7 @@ from tests.unit.nvme_parts import (
     outcomes,
     part,
     parts_at,
+    payload_place,
     read_back,
     reading,
     stretch,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from workers.tiers.nvme import NvmeSegment
 
 STALE, CHECKSUM, TRANSPORT = Outcome.STALE, Outcome.CHECKSUM, Outcome.TRANSPORT
-OFFSETS = (0, PAGE, 3 * PAGE, CHUNK, 3 * CHUNK)
 
 
 @pytest.fixture
@@ -47,10 +48,6 @@ def segment(disk: FakeDisk) -> Iterator[NvmeSegment]:
     made, _ = opened(disk)
     yield made
     made.close()
-
-
-def payload_place(offset: int) -> int:
-    return GEOMETRY.payload_base + offset
 
 
 # --- parts ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.fakes import ManualClock
 from tests.unit.nvme_parts import (
     CLUSTER,
     NAME,
+    OFFSETS,
     OK,
     PATH,
     compressible,
@@ -25,6 +26,7 @@ from tests.unit.nvme_parts import (
     outcomes,
     part,
     parts_at,
+    payload_place,
     read_back,
     reading,
     stretch,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from workers.tiers.nvme import NvmeSegment
 
 STALE, CHECKSUM, TRANSPORT = Outcome.STALE, Outcome.CHECKSUM, Outcome.TRANSPORT
-OFFSETS = (0, PAGE, 3 * PAGE, CHUNK, 3 * CHUNK)
 
 
 @pytest.fixture
@@ -54,10 +55,6 @@ def segment(disk: FakeDisk) -> Iterator[NvmeSegment]:
     made, _ = opened(disk)
     yield made
     made.close()
-
-
-def payload_place(offset: int) -> int:
-    return GEOMETRY.payload_base + offset
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4_PLANES, Codec.ZSTD])
