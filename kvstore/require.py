@@ -29,6 +29,13 @@ def require_ttl(field: str, ttl_s: float) -> None:
         raise BadValue(field, ttl_s, want)
 
 
+def require_owner(owner: str) -> None:
+    """BadValue unless pins can be held, listed and taken back by this name."""
+    require_text("owner", owner)
+    if not owner.isprintable() or not owner.strip():
+        raise BadValue("owner", owner, "a name that can be printed")
+
+
 def require_text(field: str, value: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:
     """BadValue unless `value` is text of at most so many bytes of UTF-8."""
     want = f"text of at most {bytes_max} bytes"

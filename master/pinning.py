@@ -9,8 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import AccessDenied, BadValue, OutOfSpace
-from kvstore.require import require_text, require_ttl
+from kvstore.errors import AccessDenied, OutOfSpace
+from kvstore.require import require_owner, require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.pins import (
     ListPins,
@@ -41,7 +41,7 @@ ENDED_PER_TICK: Final = 4
 def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
     """Answer PagesPinned once the pin is durable."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
-    _check_owner(message.owner)
+    require_owner(message.owner)
     require_ttl("ttl_s", message.ttl_s)
     pinned = readable_pages(core, known.tree, message.keys)
     pages = {
@@ -67,7 +67,7 @@ def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
 def unpin_pages(core: Core, caller: Caller, message: UnpinPages) -> None:
     """Answer PagesUnpinned once that is durable."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
-    _check_owner(message.owner)
+    require_owner(message.owner)
     keys = split_keys(message.keys)
     if not keys:
         keys = [key for pin in core.pins.of_owner(known, message.owner) for key in pin.pages]
@@ -112,12 +112,6 @@ def end_pins(core: Core) -> None:
 def override(core: Core, known: KnownNamespace, keys: bytes, then: Callable[[], None]) -> None:
     """A removal of these pages ends everybody's pins of them; it goes on when that is durable."""
     _write(core, core.pins.lift(known, split_keys(keys), None), then)
-
-
-def _check_owner(owner: str) -> None:
-    require_text("owner", owner)
-    if not owner.isprintable() or not owner.strip():
-        raise BadValue("owner", owner, "a name that can be printed")
 
 
 def _extent_bytes(known: KnownNamespace, run: Run | None) -> int:

@@ -25,7 +25,7 @@ from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import BadValue, BufferClosed, MalformedMessage, OutOfSpace
 from kvstore.page import PageChain
-from kvstore.require import require, require_ttl
+from kvstore.require import require, require_owner, require_ttl
 from kvstore.transfer.bounce import Bounces
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.device import Block
@@ -189,7 +189,7 @@ class Calls:
     ) -> Steps[int]:
         """The plan of taking pins back."""
         checks.check_pages(opened, PageChain(b"") if chain is None else chain)
-        checks.check_owner(owner)
+        require_owner(owner)
         return unpin_steps(opened, chain, owner, self.deadline_s(timeout_s), self.clock)
 
     def list_pins_steps(self, timeout_s: float | None) -> Steps[tuple[PinRow, ...]]:

@@ -16,7 +16,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
 from kvstore.replica import check_tier
-from kvstore.require import require, require_text, require_ttl
+from kvstore.require import require, require_owner, require_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,16 +34,9 @@ def part_number(part: int) -> int:
 
 def check_pin(owner: str, hard: bool, ttl_s: float) -> None:
     """Who pins how, and for how long."""
-    check_owner(owner)
+    require_owner(owner)
     require("hard", hard, bool, "True or False")
     require_ttl("ttl_s", ttl_s)
-
-
-def check_owner(owner: str) -> None:
-    """A name, by which a pin is taken back."""
-    require_text("owner", owner)
-    if not owner.isprintable() or not owner.strip():
-        raise BadValue("owner", owner, "a name that can be printed")
 
 
 def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int:
