@@ -41,7 +41,7 @@ class Hints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 def _check(field: str, value: float | None, least: float, most: float) -> None:
-    want = f"{least:g} to {most:g}"
+    want = f"{least:g} to {most:.15g}"
     if value is not None:
         require(field, value, int | float, want)
         if not least <= value <= most:

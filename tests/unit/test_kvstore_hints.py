@@ -30,6 +30,13 @@ def test_what_is_never_right_is_named(field: str, wrong: object) -> None:
     assert raised.value.field == field
 
 
+def test_bounds_are_told_to_the_last_digit() -> None:
+    with pytest.raises(BadValue, match=f"want 1 to {TURN_MAX}$"):
+        Hints(turn=0).check()
+    with pytest.raises(BadValue, match=r"want 0 to 86400$"):
+        Hints(tool_call_s=-1.0).check()
+
+
 def test_the_bounds_themselves_are_right() -> None:
     Hints(0.0, True, 0.0, 1).check()
     Hints(1.0, False, SECONDS_MAX, TURN_MAX).check()
