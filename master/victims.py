@@ -83,17 +83,19 @@ def _may_help(core: Core, segment: Segment, run: Run) -> bool:
 def find_unsafe(core: Core, segment: Segment) -> list[Run]:
     """The runs at the ends of some samples that the segment will lose first, if they lie nowhere
     below it; none where the coldest of all do.
+
+    Readers keep leased ones: while much is leased, the few others are lost, cold or not.
     """
-    found: dict[Run, float] = {}
+    found: dict[Run, tuple[bool, float]] = {}
     for tree, sample in _samples(core, segment.allocator.chunk_list):
         run = _last_in(tree, sample, segment)
         if not run.plans:
-            found[run] = _score(core, run)
+            found[run] = run.leased_until_s > core.now, _score(core, run)
     coldest = sorted(found, key=found.__getitem__)[:KEPT_AHEAD]
     return [
         run
         for run in coldest
-        if isfinite(found[run])
+        if isfinite(found[run][1])
         and any(1 in unsafe_pages(core, run, c) for c in run.copies if c.segment is segment)
     ]
 

@@ -205,3 +205,14 @@ def test_a_page_whose_other_part_may_be_on_its_way_stays() -> None:
     run = rig.master.core.tree(space.ordinal).get(chain(1, 1))
     assert run is not None
     assert run.part_present(0) == b"\1\1"
+
+
+def test_what_nobody_reads_is_made_safe_before_what_is_leased() -> None:
+    rig, space = rig_with_pages(16)
+    core = rig.master.core
+    for number in range(12):
+        run = core.tree(space.ordinal).get(chain(number, 1))
+        assert run is not None
+        run.leased_until_s = core.now + 10.0
+    found = victims.find_unsafe(core, core.segments["w1-dram"])
+    assert [run.keys[:32] for run in found[:5]] == [chain(n, 1) for n in (12, 13, 14, 15, 0)]
