@@ -146,13 +146,21 @@ def _bring_up(
             core.moves.look(free_at_s)
             return True
         targets = placing.of_worker(core, worker, tier)
-        target = next((s for s in targets if placing.is_open(core, s, size_class)), None)
+        wanted_bytes = len(pages) * size_class
+        target = next((s for s in targets if _has_room(core, s, size_class, wanted_bytes)), None)
         if target is None:
             if targets:
-                lacking.setdefault(worker, Counter())[size_class] += len(pages) * size_class
+                lacking.setdefault(worker, Counter())[size_class] += wanted_bytes
             return False
         moves.start(core, MoveKind.PROMOTE, stretch.run, copy, pages, target)
     return False
+
+
+def _has_room(core: Core, segment: Segment, size_class: int, wanted_bytes: int) -> bool:
+    """Whether pages may be brought up here: the last of a segment is for pages that are put."""
+    high = core.tunables.watermark_high * segment.geometry.payload_bytes
+    is_below = segment.allocator.used_bytes + wanted_bytes <= high
+    return is_below and placing.is_open(core, segment, size_class)
 
 
 def _first_cold(stretch: Stretch, copy: Copy, tier: Tier) -> range:
