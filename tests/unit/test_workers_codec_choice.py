@@ -62,6 +62,18 @@ def test_a_trial_that_comes_late_changes_nothing() -> None:
     assert choice.choose(1) is Codec.ZSTD
 
 
+def test_what_was_measured_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NAMESPACES_MAX", 2)
+    choice, made = CodecChoice(), trials(ZSTD=(500, 1.0))
+    for namespace in (1, 2):
+        sampled(choice, namespace, made)
+    for _ in range(KEPT_PARTS - 1):
+        choice.choose(1)
+    for namespace in (1, 3):
+        sampled(choice, namespace, made)
+    assert [choice.choose(namespace) for namespace in (1, 2, 3)] == [Codec.ZSTD, None, Codec.ZSTD]
+
+
 def test_the_number_of_namespaces_is_bounded() -> None:
     choice = CodecChoice()
     for namespace in range(limits.NAMESPACES_MAX + 5):

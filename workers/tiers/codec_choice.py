@@ -55,7 +55,7 @@ class _Namespace:
 
 
 class CodecChoice:
-    """The choice of every namespace that was stored lately, NAMESPACES_MAX at most."""
+    """The choices of NAMESPACES_MAX namespaces at most: those that were measured last."""
 
     def __init__(self) -> None:
         """Nothing measured yet."""
@@ -71,7 +71,7 @@ class CodecChoice:
             return None
         known.left -= 1
         if known.left < 0:
-            self._namespaces[namespace] = _Namespace()
+            del self._namespaces[namespace]
             return None
         return known.chosen
 
