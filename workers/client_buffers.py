@@ -1,4 +1,4 @@
-"""The buffers that clients have attached, by session: shared by all connections of a session.
+"""What clients have attached and opened, by session: shared by all connections of a session.
 
 Owns how long a mapping lives: from AttachBuffer until DetachBuffer or the end of the session's
 last connection, and never shorter than a pull that uses it.
@@ -14,10 +14,11 @@ from kvstore import limits
 from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from kvstore.transfer.device import Block
     from workers.sharing import ClientBuffer
+    from workers.tiers.hbm import HbmSegment
 
     AnyBuffer = ClientBuffer | Block
 
@@ -62,6 +63,20 @@ class SessionBuffers:
         self._mutex = threading.Lock()
         self._idle = threading.Condition(self._mutex)
         self._held: dict[int, HeldBuffer] = {}
+        self._opened: dict[int, HbmSegment] = {}
+        """Segments on devices that the client has opened, by share."""
+
+    def opened(self, share: int, segment: HbmSegment) -> None:
+        """The client has this share of a segment now."""
+        with self._mutex:
+            self._opened[share] = segment
+
+    def closed(self, shares: Iterable[int]) -> None:
+        """The client uses these shares no more. Strange ones change nothing."""
+        with self._mutex:
+            gone = [(share, self._opened.pop(share)) for share in shares if share in self._opened]
+        for share, segment in gone:
+            segment.unshare(share)
 
     def attach(self, number: int, buffer: AnyBuffer) -> None:
         """Own a buffer under this number, in place of what had it. BadValue for too many."""
@@ -108,6 +123,8 @@ class SessionBuffers:
             for held in self._held.values():
                 self._retire(held)
             self._held.clear()
+            shares = list(self._opened)
+        self.closed(shares)
 
     def _retire(self, held: HeldBuffer) -> None:
         held.is_retired = True

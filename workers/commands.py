@@ -1,4 +1,4 @@
-"""The master's commands on extents: fence, free, remove, check.
+"""The master's commands: on extents fence, free, remove and check; and giving memory back.
 
 A part of the worker's state machine, called by `workers.state` alone. A command is answered once
 every extent's outcome is known: a pull in the way is ended first, other work is waited for.
@@ -24,6 +24,7 @@ from kvstore.wire.messages.membership import (
     ExtentsConfirmed,
     FenceExtents,
     FreeExtents,
+    ReleaseChunks,
     RetireExtents,
 )
 from workers.events import (
@@ -31,6 +32,7 @@ from workers.events import (
     AnswerCommand,
     CancelPull,
     ExtentGroup,
+    ReleaseMemory,
     VerifyPayloads,
     WriteFree,
     WriteRemoved,
@@ -102,6 +104,19 @@ class Commands:
             return [AnswerCommand(number, Failure(error.code, str(error)))]
         self.open[number] = command
         return self._advance(command)
+
+    def release(self, number: int, message: ReleaseChunks, epoch: int) -> list[Action]:
+        """Give memory back in which nothing lies; another leader's or life's is left alone."""
+        table = self._holdings.find(message.segment, message.incarnation)
+        try:
+            if message.epoch < epoch:  # I10
+                raise BadValue("epoch", message.epoch, f"at least {epoch}")
+            if table is None:  # I11
+                raise BadValue("segment", message.segment, "one of this worker, in its life")
+            table.release(message.chunks)
+        except BadValue as error:
+            return [AnswerCommand(number, Failure(error.code, str(error)))]
+        return [ReleaseMemory(number, message.segment, message.chunks)]
 
     def forget(self) -> None:
         """The link is gone: nobody waits for answers. Works in progress end by themselves."""

@@ -187,9 +187,11 @@ class DataSession:
             case ShareSegments():
                 with shared(service.shared_segments) as (reply, descriptors):
                     self._link.send(REPLY, request_id, reply, descriptors)
-            case ShareDeviceSegment(name, incarnation):
-                segment = service.device_segment(name, incarnation)
-                with shared_device(segment) as (described, descriptors):
+            case ShareDeviceSegment(name, incarnation, closed):
+                buffers.closed(closed)
+                segment, share = service.device_segment(name, incarnation), service.next_number()
+                with shared_device(segment, share) as (described, descriptors):
+                    buffers.opened(share, segment)
                     self._link.send(REPLY, request_id, described, descriptors)
             case AttachBuffer(number, size_bytes):
                 (descriptor,) = self._link.take_fds(1)

@@ -61,7 +61,8 @@ class MasterAnswered(msgspec.Struct, frozen=True):
 
 
 class CommandReceived(msgspec.Struct, frozen=True):
-    """The master asks for Fence-, Free-, Retire- or CheckExtents; `command` names the answer."""
+    """The master asks for Fence-, Free-, Retire- or CheckExtents, or ReleaseChunks; `command` names
+    the answer."""
 
     command: int
     message: Message
@@ -229,6 +230,14 @@ class VerifyPayloads(msgspec.Struct, frozen=True):
     extents: ExtentGroup
 
 
+class ReleaseMemory(msgspec.Struct, frozen=True):
+    """Give the memory of these chunks of a device back, then answer the command Done."""
+
+    command: int
+    segment: str
+    chunks: tuple[int, ...]
+
+
 Action = (
     CallMaster
     | SendRows
@@ -240,5 +249,6 @@ Action = (
     | RefuseIngest
     | WriteFree
     | WriteRemoved
+    | ReleaseMemory
     | VerifyPayloads
 )

@@ -18,7 +18,7 @@ from kvstore.wire.messages.membership import ChunkDigest
 from workers.events import Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kvstore.ids import Incarnation, SegmentId
     from kvstore.record import Record
@@ -118,10 +118,12 @@ class SegmentTable:
         "_cuts",
         "_floors",
         "_frame_bytes",
+        "can_shrink",
         "chunks",
         "geometry",
         "holds_encoded",
         "incarnation",
+        "released",
         "segment",
     )
 
@@ -132,16 +134,21 @@ class SegmentTable:
         geometry: Geometry,
         *,
         holds_encoded: bool = False,
+        can_shrink: bool = False,
     ) -> None:
         """A segment of this life in which nothing lies.
 
         `holds_encoded`: parts may lie in extents of a smaller class than their own length's.
+        `can_shrink`: chunks can be given back one by one.
         """
         self.holds_encoded = holds_encoded
+        self.can_shrink = can_shrink
         self.segment = segment
         self.incarnation = incarnation
         self.geometry = geometry
         self.chunks: dict[int, ChunkTable] = {}
+        self.released: set[int] = set()
+        """Numbers of whole chunks whose memory was given back."""
         self._cuts: dict[int, tuple[int, int]] = {}
         """Bytes and slots of a chunk by size class, of classes that were asked for."""
         self._frame_bytes = geometry.frame_bytes
@@ -183,6 +190,24 @@ class SegmentTable:
         for frame in frames:
             self._chunk_of_frame[frame] = made
         return made
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Note that whole chunks have no memory any more.
+
+        BadValue, and nothing is noted, where there is no such chunk or something lies there.
+        """
+        if not self.can_shrink:
+            raise BadValue("segment", self.segment, "one whose chunks can be given back")
+        length = self.geometry.chunk_bytes
+        count = self.geometry.payload_bytes // length
+        for number in numbers:
+            if not 0 <= number < count:
+                raise BadValue("chunks", number, f"0 to {count - 1}")
+            inside = range(number * length, (number + 1) * length, self._frame_bytes)
+            there = (self.chunk_around(offset) for offset in inside)
+            if not all(chunk is None or chunk.is_idle for chunk in there):
+                raise BadValue("chunks", number, "chunks in which nothing lies")
+        self.released.update(numbers)
 
     def chunk_around(self, offset: int) -> ChunkTable | None:
         """The chunk, of whatever class, in which this payload offset lies."""

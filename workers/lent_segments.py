@@ -76,7 +76,9 @@ def open_segments(
         )  # fmt: skip
     devices = [_open_device(config, each, undo) for each in config.hbm]
     _pin(memory, devices, undo)
-    tables += [SegmentTable(each.id, each.incarnation, each.geometry) for each in devices]
+    tables += [
+        SegmentTable(each.id, each.incarnation, each.geometry, can_shrink=True) for each in devices
+    ]
     for space in config.nvme:
         disk, table = _open_disk(config, space, cluster, clock)
         undo.callback(disk.close)

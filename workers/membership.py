@@ -122,7 +122,7 @@ class Membership:
         self._reset(Link.REGISTERING)
         segments = tuple(
             SegmentOffer(table.segment, table.incarnation, self._profile.tiers[table.segment],
-                         table.geometry)
+                         table.geometry, tuple(sorted(table.released)))
             for table in self._holdings.segments.values()
         )  # fmt: skip
         profile = self._profile

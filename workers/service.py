@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from kvstore.errors import BadValue
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import InventoryRows
 from kvstore.wire.messages.puts import ExtentSource, Ingested, Sealed
 from workers import events
@@ -214,6 +214,8 @@ class Service:
                 self.pulls.cancel(pull)
             case events.WriteFree() | events.WriteRemoved():
                 return self._write(action)
+            case events.ReleaseMemory():
+                self._checks.submit(self._release, action)
             case events.VerifyPayloads():
                 self._checks.submit(self._verify, action)
             case _:
@@ -293,6 +295,13 @@ class Service:
                 granted = bytes(stretch.count)
             outcomes += bytes(Outcome.OK if each else Outcome.BUSY for each in granted)
         return bytes(outcomes)
+
+    def _release(self, action: events.ReleaseMemory) -> None:
+        """Give chunks of a device back; in a thread of its own, since copies are waited for."""
+        segment = self.segments[action.segment]
+        assert isinstance(segment, HbmSegment), "no other can shrink"
+        segment.release(action.chunks)
+        self._control().answer(action.command, Done())
 
     def _verify(self, action: events.VerifyPayloads) -> None:
         """Hash sealed extents; in a thread of its own, since it may take long (I27)."""

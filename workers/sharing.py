@@ -75,21 +75,23 @@ def shared(segments: Iterable[MemorySegment]) -> Iterator[tuple[SegmentsShared, 
 
 
 @contextmanager
-def shared_device(segment: HbmSegment) -> Iterator[tuple[DeviceSegmentShared, list[int]]]:
+def shared_device(
+    segment: HbmSegment, share: int
+) -> Iterator[tuple[DeviceSegmentShared, list[int]]]:
     """The message that lets a client open a segment on a device, and what rides along.
 
     The records' descriptor is closed here afterwards. OutOfSpace where one message cannot carry as
     many descriptors: the client is to have the pages sent.
     """
-    blocks = sorted(segment.chunks.items())
-    memory = [descriptor for _, block in blocks for descriptor in block.descriptors]
-    if len(memory) >= limits.DESCRIPTORS_SENT_MAX:
-        raise OutOfSpace(f"{segment.id}: {len(memory)} descriptors, more than a message carries")
-    handles = [(number, block.export()) for number, block in blocks]
-    chunks = tuple(SharedChunk(n, h.size_bytes, h.ipc, h.offset) for n, h in handles)
-    records = segment.open_for_reader()
-    try:
-        message = DeviceSegmentShared(segment.geometry, segment.device.identity, chunks)
-        yield message, [records, *memory]
-    finally:
-        os.close(records)
+    with segment.shared(share) as blocks:
+        memory = [descriptor for block in blocks.values() for descriptor in block.descriptors]
+        if len(memory) >= limits.DESCRIPTORS_SENT_MAX:
+            raise OutOfSpace(f"{segment.id}: {len(memory)} descriptors, too many for a message")
+        handles = [(number, block.export()) for number, block in blocks.items()]
+        chunks = tuple(SharedChunk(n, h.size_bytes, h.ipc, h.offset) for n, h in handles)
+        device, records = segment.device.identity, segment.open_for_reader()
+        try:
+            message = DeviceSegmentShared(share, segment.geometry, device, chunks)
+            yield message, [records, *memory]
+        finally:
+            os.close(records)

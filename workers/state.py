@@ -16,6 +16,7 @@ from kvstore.wire.messages.membership import (
     CheckExtents,
     FenceExtents,
     FreeExtents,
+    ReleaseChunks,
     RetireExtents,
 )
 from workers import events
@@ -131,6 +132,9 @@ class WorkerState:
         if isinstance(message, FenceExtents | FreeExtents | RetireExtents | CheckExtents):
             self.membership.epoch = max(self.membership.epoch, message.epoch)
             return self.commands.receive(event.command, message, self.membership.epoch)
+        if isinstance(message, ReleaseChunks):
+            self.membership.epoch = max(self.membership.epoch, message.epoch)
+            return self.commands.release(event.command, message, self.membership.epoch)
         error = BadValue("command", type(message).__name__, "a command to a worker")
         return [AnswerCommand(event.command, Failure(error.code, str(error)))]
 

@@ -10,9 +10,11 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from array import array
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage
 from kvstore.replica import Tier
@@ -31,7 +33,7 @@ from kvstore.wire.messages.transfers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.transfer.bounce import Bounces
@@ -44,6 +46,15 @@ if TYPE_CHECKING:
     """Segment, its life, and the device that is asked for."""
 
 
+SHARE_S: Final = 10.0
+"""After that a segment is opened anew by who reads from it, so that memory which its worker gives
+back does not stay taken because it is open here."""
+
+
+def _closed() -> None:
+    """In the place of a segment that is not open."""
+
+
 class WorkerDevices:
     """One worker's devices. Thread-safe."""
 
@@ -53,7 +64,10 @@ class WorkerDevices:
         self._mutex = threading.Lock()
         self._numbers = itertools.count(-1, -1)
         """Of attached blocks; a store's buffers have those above 0."""
-        self._segments: dict[Place, DeviceSegment | None] = {}
+        self._segments: dict[Place, tuple[DeviceSegment | None, float]] = {}
+        """With when each was opened, on time.monotonic()."""
+        self._shares: dict[int, Callable[[], DeviceSegment | None]] = {}
+        """What the worker keeps for us, until we say that it is closed."""
         self._refused: set[str] = set()
         """Devices that the worker does not pull from."""
 
@@ -111,20 +125,27 @@ class WorkerDevices:
     ) -> DeviceSegment | None:
         place = (ref.segment, ref.incarnation, device.identity)
         with self._mutex:
-            if place not in self._segments:
-                found = self._open(ref, device, bounces, time.monotonic() + timeout_s)
-                # A former life of it is closed when the last read from it ends.
-                others = {k: s for k, s in self._segments.items() if k[0] != ref.segment}
-                self._segments = {**others, place: found}
-            return self._segments[place]
+            found, opened_s = self._segments.get(place, (None, -inf))
+            now_s = time.monotonic()
+            if now_s - opened_s >= SHARE_S:
+                # What was open is closed when the last read from it ends.
+                self._segments = {k: s for k, s in self._segments.items() if k[0] != ref.segment}
+                found = None
+                found = self._open(ref, device, bounces, now_s + timeout_s)
+                self._segments[place] = found, now_s
+            return found
 
     def _open(
         self, ref: SegmentRef, device: Device, bounces: Bounces, deadline_s: float
     ) -> DeviceSegment | None:
+        closed = tuple(share for share, segment in self._shares.items() if segment() is None)
+        ask = ShareDeviceSegment(ref.segment, ref.incarnation, closed)
         with self._links.link(deadline_s) as link:
-            reply = call(link, ShareDeviceSegment(ref.segment, ref.incarnation), deadline_s)
+            reply = call(link, ask, deadline_s)
             if not isinstance(reply, DeviceSegmentShared):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to ShareDeviceSegment")
+            self._shares = {k: s for k, s in self._shares.items() if k not in closed}
+            self._shares[reply.share] = _closed
             each = 1 if reply.device == CPU else 0
             descriptors = link.take_fds(1 + each * len(reply.chunks))
         records = descriptors.pop(0)
@@ -136,7 +157,9 @@ class WorkerDevices:
                 mine, descriptors = descriptors[:each], descriptors[each:]
                 handle = Handle(reply.device, chunk.size_bytes, chunk.ipc, chunk.offset)
                 blocks[chunk.chunk] = device.open(handle, mine)
-            return DeviceSegment(reply.geometry, records, blocks, bounces)
+            opened = DeviceSegment(reply.geometry, records, blocks, bounces)
+            self._shares[reply.share] = weakref.ref(opened)
+            return opened
         finally:
             for descriptor in (records, *descriptors):
                 os.close(descriptor)

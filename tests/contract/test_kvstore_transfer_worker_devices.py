@@ -9,14 +9,17 @@ import msgspec
 import pytest
 
 from kvstore.errors import BadValue
+from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, Role
+from kvstore.transfer import worker_devices
 from kvstore.transfer.bounce import Bounces
 from kvstore.transfer.context import TransferContext
 from kvstore.transfer.device import CPU, Move
 from kvstore.transfer.shm import open_transport
 from kvstore.transfer.transport import IngestSpan, ReadSpan
 from kvstore.wire.messages.common import Address, Outcome, SegmentRef
-from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.hello import Done, Failure
+from kvstore.wire.messages.membership import RegisterWorker, ReleaseChunks
 from kvstore.wire.messages.transfers import AttachDeviceBuffer, ShareDeviceSegment
 from tests.contract.worker_rig import Leader, Rig, column, pool, running
 from tests.devices import TamperedDevice
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from kvstore.transfer.device import Block, Device
     from kvstore.transfer.shm import ShmTransport
+    from kvstore.wire.messages.base import Message
     from workers.tiers.tier import Segment
 
 OFFSETS = (0, PAGE, 2 * PAGE, CHUNK)
@@ -201,6 +205,68 @@ def test_another_life_of_the_segment_is_opened_anew() -> None:
                 client.close()
     finally:
         leader.stop()
+
+
+def test_memory_that_is_given_back_waits_for_who_has_it_open(
+    rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, device = Pages(OFFSETS), rig.hbm.device
+    client.ingest(rig.hbm, pages, client.block(pages))
+    assert client.read(rig.hbm, pages)[0] == bytes(4)
+    full = device.free_bytes
+    assert release(rig, 2, 3) == Done()
+    assert device.free_bytes == full, "the client has it open"
+    assert client.read(rig.hbm, pages)[0] == bytes(4)
+    monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
+    assert client.read(rig.hbm, pages)[0] == bytes(4)
+    assert device.free_bytes == full + 2 * CHUNK
+    assert release(rig, 2, 3) == Done()
+
+
+def test_memory_that_is_given_back_waits_for_sessions_to_end(rig: Rig) -> None:
+    free, other = rig.hbm.device.free_bytes, Client(rig)
+    other.read(rig.hbm, Pages(OFFSETS))
+    assert release(rig, 0) == Done()
+    assert rig.hbm.device.free_bytes == free
+    other.close()
+    while rig.hbm.device.free_bytes == free:  # the worker's thread hears of the end
+        os.sched_yield()
+    assert rig.hbm.device.free_bytes == free + CHUNK
+
+
+def test_memory_in_which_something_lies_is_not_given_back(rig: Rig, client: Client) -> None:
+    pages = Pages(OFFSETS)
+    client.ingest(rig.hbm, pages, client.block(pages))
+    for chunks, text in (((2, 1), "chunks in which nothing lies"), ((4,), "0 to 3")):
+        with pytest.raises(BadValue, match=text):
+            release(rig, *chunks)
+    with pytest.raises(BadValue, match="one whose chunks can be given back"):
+        release(rig, 0, segment=rig.segment)
+    with pytest.raises(BadValue, match="at least"):
+        release(rig, 2, epoch=EPOCH - 1)
+    with pytest.raises(BadValue, match="in its life"):
+        release(rig, 2, incarnation=1)
+    assert list(rig.hbm.chunks) == [0, 1, 2, 3]
+
+
+def test_a_new_leader_is_told_of_what_was_given_back(rig: Rig) -> None:
+    assert release(rig, 1, 3) == Done()
+    rig.leader.expect(RegisterWorker)
+    rig.control.drop("for this test")
+    again = rig.leader.expect(RegisterWorker).segments
+    assert [each.released for each in again] == [(), (1, 3)]
+
+
+def release(
+    rig: Rig, *chunks: int, segment: Segment | None = None, epoch: int = EPOCH, incarnation: int = 0
+) -> Message:
+    """What the worker says to its leader's command."""
+    segment = segment or rig.hbm
+    command = ReleaseChunks(epoch, segment.id, incarnation or segment.incarnation, chunks)
+    answer = rig.leader.command(command)
+    if isinstance(answer, Failure):
+        raise error_of(answer)
+    return answer
 
 
 def test_handles_travel_over_the_unix_socket_alone(rig: Rig) -> None:

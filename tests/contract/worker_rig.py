@@ -221,7 +221,8 @@ class Rig:
         if device is not None:
             self.hbm = hbm_segments.opened(device)
             segments.append(self.hbm)
-            tables.append(SegmentTable(self.hbm.id, self.hbm.incarnation, self.hbm.geometry))
+            life, geometry = self.hbm.incarnation, self.hbm.geometry
+            tables.append(SegmentTable(self.hbm.id, life, geometry, can_shrink=True))
         self._sockets = [bind(f"unix:{folder}/w.sock", secret), bind("127.0.0.1:0", secret)]
         self.unix, self.tcp = (bound_address(sock) for sock in self._sockets)
         tiers = {str(segment.id): str(segment.tier) for segment in segments}

@@ -259,6 +259,44 @@ def test_a_release_waits_for_what_runs_there_and_nothing_new_begins(
     assert tampering(tampered).trims == 1
 
 
+def test_what_readers_have_open_goes_when_they_have_closed_it() -> None:
+    device = TamperedDevice(4 * CHUNK)
+    segment = opened(device)
+    with segment.shared(7) as blocks:
+        assert list(blocks) == [0, 1, 2, 3]
+    segment.release([1])
+    with segment.shared(8) as blocks:
+        assert list(blocks) == [0, 2, 3]
+    segment.release([2, 3])
+    assert device.free_bytes == 0
+    segment.unshare(7)
+    assert device.free_bytes == CHUNK
+    segment.unshare(7)
+    segment.unshare(8)
+    assert device.free_bytes == 3 * CHUNK
+    segment.close()
+    assert device.free_bytes == 4 * CHUNK
+
+
+def test_a_share_that_could_not_be_sent_keeps_nothing() -> None:
+    device = TamperedDevice(4 * CHUNK)
+    segment = opened(device)
+    with pytest.raises(Unavailable), segment.shared(7):
+        raise Unavailable("the connection ended")
+    segment.release([0])
+    assert device.free_bytes == CHUNK
+    segment.close()
+
+
+def test_a_segment_that_ends_takes_what_is_open_with_it() -> None:
+    device = TamperedDevice(4 * CHUNK)
+    segment = opened(device)
+    with segment.shared(7):
+        segment.release([0, 1])
+    segment.close()
+    assert device.free_bytes == 4 * CHUNK
+
+
 def test_too_small_a_device_is_refused_with_both_numbers_and_keeps_nothing() -> None:
     device = TamperedDevice(4 * CHUNK - 1)
     want = rf"cpu has {4 * CHUNK - 1} bytes free, segment w-hbm0 needs {4 * CHUNK}"

@@ -86,6 +86,12 @@ class HbmSegment:
         self.geometry: Final = geometry
         self.device: Final = device
         self.locks: Final = LeaseOnly()
+        self._changed = threading.Condition()
+        self._uses: Counter[int] = Counter()
+        self._shares: dict[int, frozenset[int]] = {}
+        """Chunks that readers elsewhere have opened, by share."""
+        self._leaving: dict[int, Block] = {}
+        """Released, and still open somewhere."""
         free, want = device.free_bytes, geometry.payload_bytes
         if free < want:
             raise OutOfSpace(
@@ -109,14 +115,33 @@ class HbmSegment:
             for number in range(want // geometry.chunk_bytes):
                 self._chunks[number] = device.allocate(geometry.chunk_bytes)
             self._undo = undo.pop_all()
-        self._changed = threading.Condition()
-        self._uses: Counter[int] = Counter()
 
     @property
     def chunks(self) -> dict[int, Block]:
         """The chunks that have their memory, by number, for their handles."""
         with self._changed:
             return dict(self._chunks)
+
+    @contextmanager
+    def shared(self, share: int) -> Iterator[dict[int, Block]]:
+        """The chunks that have their memory, by number, for handles: kept until `unshare(share)`.
+
+        Undone where the block raises.
+        """
+        with self._changed:
+            blocks = dict(self._chunks)
+            self._shares[share] = frozenset(blocks)
+        try:
+            yield blocks
+        except BaseException:
+            self.unshare(share)
+            raise
+
+    def unshare(self, share: int) -> None:
+        """A reader has closed what it opened. Safe to repeat."""
+        with self._changed:
+            self._shares.pop(share, None)
+        self._close_left()
 
     def open_for_reader(self) -> int:
         """A read-only descriptor of the records' file, laid out as a segment file's first part."""
@@ -175,16 +200,26 @@ class HbmSegment:
     def release(self, chunks: Iterable[int]) -> None:
         """Give the memory of these chunks back, once what runs there has ended. Safe to repeat.
 
-        Their extents are refused from now on. The last lease on them has ended, their records are
-        FREE, and readers have closed them: the memory may be another program's at once.
+        Their extents are refused from now on. The last lease on them has ended and their records
+        are FREE. What readers have opened goes once they have closed it: a device must not take
+        memory back that another process has open.
         """
         numbers = list(chunks)
         with self._changed:
-            going = [self._chunks.pop(each) for each in numbers if each in self._chunks]
+            going = {each: self._chunks.pop(each) for each in numbers if each in self._chunks}
             self._changed.wait_for(lambda: not any(self._uses[each] for each in numbers))
+            self._leaving |= going
+        self._close_left()
+
+    def _close_left(self) -> None:
+        """Close what was released and nobody has open any more."""
+        with self._changed:
+            held = frozenset[int]().union(*self._shares.values())
+            going = [self._leaving.pop(each) for each in self._leaving.keys() - held]
         for block in going:
             block.close()
-        self.device.trim()
+        if going:
+            self.device.trim()
 
     def close(self) -> None:
         """Give everything back; nothing may use the segment any more."""
@@ -248,7 +283,7 @@ class HbmSegment:
                 self._changed.notify_all()
 
     def _close_chunks(self) -> None:
-        for block in self._chunks.values():
+        for block in (*self._chunks.values(), *self._leaving.values()):
             block.close()
 
     def _unmap(self) -> None:

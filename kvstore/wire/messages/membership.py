@@ -21,6 +21,8 @@ class SegmentOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     incarnation: int
     tier: str
     geometry: Geometry
+    released: tuple[int, ...] = ()
+    """Numbers of chunks whose memory was given back in this life."""
 
 
 class RegisterWorker(Message, frozen=True, tag=80):
@@ -158,6 +160,20 @@ class CheckExtents(Message, frozen=True, tag=99):
     size_class: int
     offsets: bytes
     generations: bytes
+
+
+class ReleaseChunks(Message, frozen=True, tag=101):
+    """Master to worker: give the memory of these chunks back, for this life of the segment -> Done.
+
+    Of a segment on a device. Nothing lies there and nothing is planned there any more; readers that
+    have opened the memory keep it until they close it. BadValue where something lies there still.
+    Safe to repeat.
+    """
+
+    epoch: int
+    segment: str
+    incarnation: int
+    chunks: tuple[int, ...]
 
 
 class ExtentsConfirmed(Message, frozen=True, tag=100):

@@ -144,11 +144,13 @@ class AttachDeviceBuffer(Message, frozen=True, tag=126):
 class ShareDeviceSegment(Message, frozen=True, tag=127):
     """Client to worker over the Unix socket: let us copy out of it -> DeviceSegmentShared.
 
-    BadValue for a stranger or another life.
+    BadValue for a stranger or another life. `closed` are shares of this session that are not used
+    any more: memory that is given back waits for them.
     """
 
     segment: str
     incarnation: int
+    closed: tuple[int, ...] = ()
 
 
 class SharedChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -161,11 +163,13 @@ class SharedChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceSegmentShared(Message, frozen=True, tag=128):
-    """Worker to client: the chunks that have their memory, until this connection's session ends.
+    """Worker to client: the chunks that have their memory, until closed, or this session ends.
 
     A read-only descriptor of the records rides along, and on the device cpu one for each chunk.
     """
 
+    share: int
+    """A number for `closed`."""
     geometry: Geometry
     device: str
     chunks: tuple[SharedChunk, ...]
