@@ -221,15 +221,25 @@ def test_a_staged_copy_that_a_reader_doubts_is_found_no_more(rig: StagingRig) ->
 
 
 @pytest.mark.parametrize(
-    "where", ["with a damaged record", "in another segment", "of a failed disk"]
+    ("where", "again"),
+    [
+        ("with a damaged record", STALE),
+        ("in another segment", OK),
+        ("of a failed disk", Outcome.TRANSPORT),
+    ],
 )
-def test_a_doubt_about_what_nobody_can_name_changes_nothing(rig: StagingRig, where: str) -> None:
+def test_a_doubt_about_what_nobody_can_name_changes_nothing(
+    rig: StagingRig, where: str, again: Outcome
+) -> None:
+    rig.stage(1)
     if where == "with a damaged record":
         rig.disk.names[next(iter(rig.disk.names))].flip(8 * GEOMETRY.record_offset(0, SIZE))
     elif where == "of a failed disk":
         rig.disk.read_error = errno.EIO
     name = "other" if where == "in another segment" else rig.nvme.id
-    rig.staging.doubt(ExtentGroup(name, SIZE, (Stretch(0, 1, 0, 0, 0),)))
+    rig.staging.doubt(ExtentGroup(name, SIZE, (Stretch(0, 1, 0, 0, rig.offsets[1]),)))
+    assert rig.stage(1).outcomes == bytes([again])
+    assert rig.source.loaded == [key(1)], "it was found where it is"
 
 
 def test_a_page_that_was_removed_since_is_not_found_again(rig: StagingRig) -> None:
