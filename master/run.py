@@ -198,8 +198,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def has_gaps(self) -> bool:
         """Whether some page lacks a part that others of these pages have."""
-        if not any(copy.absent for copy in self.copies):
-            return False
+        if len(self.copies) == 1:
+            return self.copies[0].absent > 0
         parts = {copy.part for copy in self.copies}
         return any(0 in self.held_by(self.copies_of(part)) for part in parts)
 

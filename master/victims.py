@@ -65,12 +65,14 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
     Soft-pinned ones come when there is nothing else.
     """
     found: dict[Run, tuple[bool, bool, float]] = {}
+    has_pins = bool(core.pins)
     for tree, sample in _samples(core, chunks):
         run = _end(core, segment, tree, sample)
-        if run is not None and _may_help(core, segment, run):
-            is_last = core.pins.is_soft(run) and not _covered_tail(run, segment)
-            lies_below = all(copy.segment.rank > segment.rank for copy in run.copies)
-            found[run] = is_last, lies_below, _score(core, run)
+        if run is None or run in found or (has_pins and not _may_help(core, segment, run)):
+            continue
+        is_last = has_pins and core.pins.is_soft(run) and not _covered_tail(run, segment)
+        lies_below = run.copies[0].segment.rank > segment.rank  # they are fastest first
+        found[run] = is_last, lies_below, _score(core, run)
     best = sorted(found, key=found.__getitem__)[:KEPT]
     return [run for run in best if found[run][0] == found[best[0]][0]]
 
