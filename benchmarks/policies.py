@@ -21,9 +21,11 @@ from benchmarks.exact import exact_hit_ratio
 from benchmarks.harness import Report, arguments
 from benchmarks.optimum import offline_optimum, session_hints
 from benchmarks.sessions import chat_trace
+from benchmarks.two_tiers import HINTS_RIGHT, SEED, ToReach, TwoTiers, compare
 from kvstore import limits
 from kvstore.errors import KVStoreError
 from kvstore.exit_codes import exit_code_of
+from kvstore.replica import Tier
 from master.replay.figures import Figures, replay
 from master.replay.pool import Setting, VirtualPool, policy_written
 from master.replay.trace import TRACE_PAGE_TOKENS, Trace, read_trace
@@ -39,15 +41,13 @@ if TYPE_CHECKING:
 DEFAULT: Final = "lrfu"
 BASE: Final = "lru"
 TRACE_VARIABLE: Final = "KVHARBOR_TRACE"
-SEED: Final = 1
 LONG_S: Final = 3600.0
 QUICK_S: Final = 900.0
 SESSIONS_PER_S: Final = 1.5
 CAPACITIES: Final = (1000, 5000, 10_000, 30_000, 50_000)
 QUICK_CAPACITIES: Final = (1000, 2000, 4000)
-KV_BYTES_PER_TOKEN: Final = 320 * 1024
-"""Of a model of 70 billion parameters with grouped heads in bf16; for bytes written."""
-HINTS_RIGHT: Final = 0.8
+TIERS: Final = TwoTiers(5000, 15_000)
+QUICK_TIERS: Final = TwoTiers(1000, 3000)
 HINTED: Final = f"{DEFAULT}, exact, hints 80 % right"
 POINTS_MAX: Final = 0.3
 """Between the deployed variant and the exact one."""
@@ -64,6 +64,7 @@ class Published(msgspec.Struct, frozen=True):
     lru: tuple[float, ...]
     to_reach: tuple[float, ...]
     to_reach_hinted: tuple[float, ...]
+    two_tiers: TwoTiers
 
 
 PUBLISHED: Final = {
@@ -73,6 +74,7 @@ PUBLISHED: Final = {
         (4.54, 11.40, 21.57, 33.22, 36.15),
         (8.1, 16.7, 23.4, 33.7, 36.2),
         (8.1, 20.4, 27.7, 35.1, 36.6),
+        TwoTiers(10_000, 50_000, ToReach(36.3, 48.0), ToReach(31.0, 11.0)),
     ),
     (3993, 61_194_628): Published(
         "synthetic",
@@ -80,6 +82,7 @@ PUBLISHED: Final = {
         (8.57, 28.45, 43.18, 63.56, 65.12),
         (8.6, 28.5, 44.5, 63.7, 65.0),
         (9.8, 33.9, 51.5, 64.4, 65.0),
+        TwoTiers(5000, 15_000),
     ),
 }
 """By number of requests and of input tokens: a trace is known by what is in it."""
@@ -147,11 +150,17 @@ def _options(parser: argparse.ArgumentParser) -> None:
         help="by comma, each name:parameter=value:…",
     )
     parser.add_argument("--capacities", type=_numbers, help="pages, by comma")
+    parser.add_argument("--tiers", type=_tiers, help="pages of memory and of a drive, by comma")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios as PNG")
 
 
 def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
+
+
+def _tiers(text: str) -> TwoTiers:
+    memory_pages, drive_pages = _numbers(text)
+    return TwoTiers(memory_pages, drive_pages)
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -178,12 +187,14 @@ def _measure(options: argparse.Namespace) -> int:
     }
     bounds = _bounds(trace, capacities, policies)
     report.table("Token hit ratio, %", _ratio_rows(deployed, bounds, capacities))
-    report.table("Deployed", [_row(each, trace) for each in deployed.values()])
+    report.table("Deployed", [_row(each) for each in deployed.values()])
     if DEFAULT in policies:
         _conditions(report, trace, deployed, capacities)
         _judge(report, deployed, bounds, published)
     if published:
         _check_lab(report, trace, published, capacities)
+    usual = published.two_tiers if published else QUICK_TIERS if options.quick else TIERS
+    compare(report, trace, options.tiers or usual, published.name if published else "trace")
     if options.plot:
         _plot(options.plot, deployed, bounds)
     return report.finish()
@@ -249,23 +260,17 @@ def _ratio_rows(
     return rows
 
 
-def _row(each: Deployed, trace: Trace) -> dict[str, Figure]:
+def _row(each: Deployed) -> dict[str, Figure]:
     """Names are those of the JSON file as well; ratios 0 to 1."""
     figures = each.figures
-    by_tier = figures.hit_ratio_by_tier
-    nvme_pages = figures.pages_written_by_tier.get("nvme", 0)
-    lived_s = figures.effective_ttl_s
     return {
         "policy": figures.policy,
         "capacity_pages": figures.capacity_pages,
         "hit_ratio": figures.hit_ratio,
-        "hit_ratio_dram": by_tier.get("dram", 0.0),
-        "hit_ratio_nvme": by_tier.get("nvme", 0.0),
         "evictions": figures.evictions,
         "expirations": figures.expirations,
         "refused": figures.pages_refused,
-        "nvme_bytes_written": nvme_pages * trace.page_tokens * KV_BYTES_PER_TOKEN,
-        "effective_ttl_s": "-" if lived_s is None else lived_s,
+        "effective_ttl_s": figures.effective_ttl_s_by_tier.get(Tier.DRAM, "-"),
         "ghost_hits": figures.ghost_hits,
         "unreachable": figures.unreachable_share,
         "policy_us": each.policy_us,

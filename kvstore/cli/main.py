@@ -191,7 +191,7 @@ def dump(
 
 
 @tracing.command()
-def replay(
+def replay(  # noqa: PLR0913 -- each is an option of the command line
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Trace: one JSON object a line.")],
     capacity: Annotated[list[int], typer.Option(help="Pages of the pool; may be repeated.")],
@@ -202,8 +202,27 @@ def replay(
             show_default="the master's",
         ),
     ] = None,
+    nvme_capacity: Annotated[
+        int, typer.Option(help="Pages of a drive below memory; 0 for none.")
+    ] = 0,
+    nvme_admission: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Which pages a drive takes, as --policy; may be repeated.",
+            show_default="the master's",
+        ),
+    ] = None,
+    watermark_demote: Annotated[
+        float, typer.Option(help="Share of memory above which pages are copied to the drive.")
+    ] = limits.WATERMARK_DEMOTE,
+    move_s: Annotated[float, typer.Option(help="Time of each move between the tiers.")] = 0.0,
+    hints: Annotated[
+        str, typer.Option(help="given (by callers: a trace has none) or learned.")
+    ] = "given",
     page_tokens: Annotated[int, typer.Option(help="Tokens that one of hash_ids stands for.")] = 512,
-    lease_ttl_s: Annotated[float, typer.Option(help="Lease of each hit; 0 for none.")] = 0.0,
+    lease_ttl_s: Annotated[
+        float, typer.Option(help="Lease of each hit; 0 for none: nothing is brought up.")
+    ] = 0.0,
     page_ttl_s: Annotated[float, typer.Option(help="TTL of pages.")] = limits.PAGE_TTL_S,
     as_json: AsJson = False,
 ) -> None:
@@ -214,6 +233,9 @@ def replay(
     """
     given = [f"--capacity={pages}" for pages in capacity]
     given += [f"--policy={name}" for name in policy or ()]
+    given += [f"--nvme-admission={name}" for name in nvme_admission or ()]
+    given += [f"--nvme-capacity={nvme_capacity}", f"--watermark-demote={watermark_demote}"]
+    given += [f"--move-s={move_s}", f"--hints={hints}"]
     given += [f"--page-tokens={page_tokens}", f"--lease-ttl-s={lease_ttl_s}"]
     returncode, rows = trace.replay([*given, f"--page-ttl-s={page_ttl_s}", "--", str(file)])
     if returncode:

@@ -15,7 +15,7 @@ from rich.text import Text
 from kvstore.wire.named import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
@@ -33,10 +33,19 @@ REPLAYED: Final = {
     "evictions": "evicted",
     "expirations": "expired",
     "ghost_hits": "ghost hits",
-    "effective_ttl_s": "effective TTL, s",
+    "effective_ttl_s_by_tier": "effective TTL, s",
     "unreachable_share": "unreachable",
 }
 """Headings of a replay's figures."""
+REPLAYED_DRIVE: Final = {
+    "admission": "admission",
+    "nvme_pages": "drive, pages",
+    "hit_ratio_by_tier": "hits by tier",
+    "pages_written_by_tier": "written",
+    "nvme_pages_per_s": "to the drive a second",
+    "promotions": "brought up",
+}
+"""Of those with a drive."""
 
 
 def print_json(value: object) -> None:
@@ -157,14 +166,24 @@ def print_policy(found: PolicyInForce) -> None:
 
 def print_replayed(pools: Iterable[Replayed]) -> None:
     """What each pool did with a trace."""
-    table = _table("", "policy", *(f">{heading}" for heading in REPLAYED.values()))
+    pools, console = list(pools), _console()
+    console.print(_replayed(pools, REPLAYED))
+    with_drive = [pool for pool in pools if pool["nvme_pages"]]
+    if with_drive:
+        console.print(_replayed(with_drive, {"capacity_pages": "memory, pages"} | REPLAYED_DRIVE))
+
+
+def _replayed(pools: Iterable[Replayed], headings: Mapping[str, str]) -> Table:
+    table = _table("", "policy", *(f">{heading}" for heading in headings.values()))
     for pool in pools:
-        table.add_row(Text(str(pool["policy"])), *(_figure(pool[name]) for name in REPLAYED))
-    _console().print(table)
+        table.add_row(Text(str(pool["policy"])), *(_figure(pool[name]) for name in headings))
+    return table
 
 
 def _figure(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str("-" if value is None else value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_figure(each)}" for name, each in value.items()) or "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _console() -> Console:

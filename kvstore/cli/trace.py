@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = "master.replay"
 
-Replayed = dict[str, str | int | float | dict[str, int | float] | None]
+Replayed = dict[str, str | int | float | dict[str, int | float]]
 """Figures of one pool by name; ratios are 0 to 1."""
 
 

@@ -16,7 +16,7 @@ from kvstore.startup import run_server
 from master.replay.figures import replay
 from master.replay.pool import Setting, VirtualPool
 from master.replay.trace import TRACE_PAGE_TOKENS, read_trace
-from master.tunables import Tunables
+from master.tunables import GIVEN, HINTS, Tunables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +33,19 @@ def main() -> None:
 def _run(arguments: Sequence[str]) -> None:
     given = _parser().parse_args(arguments)
     settings = [
-        Setting(capacity, policy, given.lease_ttl_s, given.page_ttl_s)
+        Setting(
+            capacity,
+            policy,
+            given.lease_ttl_s,
+            given.page_ttl_s,
+            watermark_demote=given.watermark_demote,
+            nvme_pages=given.nvme_capacity,
+            admission=admission,
+            hints=given.hints,
+            move_s=given.move_s,
+        )
         for policy in given.policy or [Tunables().eviction]
+        for admission in given.nvme_admission or [Tunables().nvme_admission]
         for capacity in given.capacity
     ]
     # Before the trace is read: a wrong setting is said at once.
@@ -51,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", type=Path, metavar="FILE", help="one JSON object a line")
     parser.add_argument("--policy", action="append", metavar="NAME", help="of eviction")
     parser.add_argument("--capacity", action="append", required=True, type=int, metavar="PAGES")
+    parser.add_argument("--nvme-capacity", type=int, default=0, metavar="PAGES")
+    parser.add_argument("--nvme-admission", action="append", metavar="NAME")
+    parser.add_argument(
+        "--watermark-demote", type=float, default=limits.WATERMARK_DEMOTE, metavar="SHARE"
+    )
+    parser.add_argument("--move-s", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--hints", choices=HINTS, default=GIVEN, help="whom to believe")
     parser.add_argument("--page-tokens", type=int, default=TRACE_PAGE_TOKENS, metavar="TOKENS")
     parser.add_argument("--lease-ttl-s", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--page-ttl-s", type=float, default=limits.PAGE_TTL_S, metavar="SECONDS")

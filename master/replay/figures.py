@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from itertools import chain, repeat
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvstore.hints import NO_HINTS
+from kvstore.replica import Tier
 from master.replay.pool import PUT_WAIT_S, VirtualPool
 from master.replay.trace import NO_PARENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kvstore.hints import Hints
     from master.replay.trace import Trace
 
 LAST_VICTIMS: Final = 10_000
-"""Of which the effective TTL is the median."""
+"""Of a tier, of which the effective TTL is the median."""
 REACH_EVERY: Final = 500
 """Requests between two looks at what cannot be reached: each looks at every page."""
 
@@ -27,6 +31,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     policy: str
     capacity_pages: int
+    nvme_pages: int
+    admission: str
     requests: int
     tokens: int
     hit_ratio: float
@@ -38,28 +44,38 @@ class Figures(msgspec.Struct, frozen=True):
     pages_refused: int
     """That found no room in time."""
     evictions: int
-    """Pages."""
+    """Pages that left the pool for want of room."""
     expirations: int
-    """Pages."""
+    """Pages whose time was up."""
+    copies_evicted: int
+    """Of pages that left memory for want of room, and stayed on a drive."""
+    demotions_refused: int
+    """Times that the admission policy refused pages of a run; the same may be asked for again."""
+    promotions: int
+    """Pages copied to memory."""
     ghost_hits: int
     """Pages stored again after the pool had let them go: hits that a larger one would have had."""
-    effective_ttl_s: float | None
-    """How long the last pages that left had not been used, median; None where none left."""
+    effective_ttl_s_by_tier: dict[str, float]
+    """How long the last pages that left a tier had not been used, median."""
     unreachable_share: float
     """Of the pages held, those that cannot be hit since one before them is missing; mean."""
     pages_written_by_tier: dict[str, int]
+    """By puts and moves."""
+    nvme_pages_per_s: float
+    """Written, over the time of the trace."""
 
 
-def replay(trace: Trace, pool: VirtualPool) -> Figures:
+def replay(trace: Trace, pool: VirtualPool, hints: Iterable[Hints] = repeat(NO_HINTS)) -> Figures:
     """Serve every request of the trace by an empty pool: look up, then store what is missing.
 
-    Answers are not stored, partial pages neither, and computing takes no time.
+    Answers are not stored, partial pages neither, and computing takes no time. `hints` has one for
+    each request.
     """
     tally = _Tally(trace, pool)
-    for request in trace.requests:
+    for request, hint in zip(trace.requests, hints, strict=False):
         # A put that has to wait is over before the next one comes.
         pool.advance(max(request.at_s, pool.now_s + PUT_WAIT_S))
-        tally.serve(trace.full_pages(request))
+        tally.serve(trace.full_pages(request), hint)
     return tally.figures()
 
 
@@ -89,17 +105,18 @@ class _Tally:
         self._touches = self._stored = self._refused = self._ghost_hits = self._served = 0
         self._last_use_s: dict[int, float] = {}
         self._gone: set[int] = set()
-        self._unused_s: deque[float] = deque(maxlen=LAST_VICTIMS)
+        self._unused_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LAST_VICTIMS))
         self._unreachable: list[float] = []
 
-    def serve(self, pages: Sequence[int]) -> None:
+    def serve(self, pages: Sequence[int], hints: Hints) -> None:
         """One request."""
         pool = self._pool
         if pages:
-            hits = pool.match(pages)
+            hits = pool.match(pages, hints)
             count = hits.total()
             missing = pages[count:]
-            stored = pool.put(missing, pages[count - 1] if count else None) if missing else 0
+            above = pages[count - 1] if count else None
+            stored = pool.put(missing, above, hints) if missing else 0
             self._hits += hits
             self._touches += len(pages)
             self._stored += stored
@@ -113,15 +130,17 @@ class _Tally:
             self._look()
 
     def _look(self) -> None:
-        share = unreachable_share(self._pool.held.values(), self._trace.parents)
+        held = chain.from_iterable(each.values() for each in self._pool.held.values())
+        share = unreachable_share(held, self._trace.parents)
         self._unreachable.append(share)
 
     def _note_freed(self) -> None:
         pool = self._pool
-        for page in pool.freed:
+        for tier, page in pool.freed:
             # Of a chain longer than the pool, pages go within the request that brought them.
-            self._unused_s.append(pool.now_s - self._last_use_s.get(page, pool.now_s))
-        self._gone.update(pool.freed)
+            self._unused_s[tier].append(pool.now_s - self._last_use_s.get(page, pool.now_s))
+            if not pool.holds(page):
+                self._gone.add(page)
         pool.freed.clear()
 
     def figures(self) -> Figures:
@@ -133,9 +152,12 @@ class _Tally:
         by_tier = {
             tier: count * trace.page_tokens / tokens for tier, count in sorted(self._hits.items())
         }
+        written = dict(sorted(pool.written.items()))
         return Figures(
             pool.setting.policy,
             pool.setting.capacity_pages,
+            pool.setting.nvme_pages,
+            pool.setting.admission,
             len(trace.requests),
             trace.tokens,
             sum(by_tier.values()),
@@ -145,8 +167,12 @@ class _Tally:
             self._refused,
             counters["pages_evicted"],
             counters["pages_expired"],
+            counters[f"copies_evicted_{Tier.DRAM}"],
+            counters[f"demotions_refused_{pool.master.core.tunables.nvme_admission}"],
+            counters[f"moved_pages_{Tier.DRAM}"],
             self._ghost_hits,
-            median(self._unused_s) if self._unused_s else None,
+            {tier: median(unused_s) for tier, unused_s in sorted(self._unused_s.items())},
             fmean(self._unreachable),
-            dict(sorted(pool.written.items())),
+            written,
+            written.get(Tier.NVME, 0) / (trace.seconds or 1.0),
         )

@@ -1,27 +1,32 @@
 """A pool without I/O: the master's state machine, one scripted worker and one engine around it.
 
 Nothing here decides anything: requests go through `MasterState.handle`, seals and freed extents
-are confirmed at once, and time is a number that the caller moves on.
+are confirmed at once, moves after a time that is set, and time is a number that the caller moves
+on.
 
-**Capacity.** The worker lends one segment of exactly `capacity_pages` extents of one size class,
-and the high watermark is the whole segment. So nothing goes before the segment is full, and then as
-much as a put lacks: it asks, finds no room, waits; the master evicts what is wanted; the freed
-extents are planned. To see what batches of evictions cost, set lower watermarks.
+**Capacity.** The worker lends a segment of memory of exactly `capacity_pages` extents of one size
+class, one of a drive of `nvme_pages` where that is not 0, and the high watermark is the whole
+segment. So nothing goes before the segment is full, and then as much as a put or a move lacks: it
+asks, finds no room, waits; the master evicts what is wanted; the freed extents are planned. To see
+what batches of evictions cost, set lower watermarks. Pages are small here, so that the bytes a
+second that a worker moves are no bound; those that a drive stands are a share of it, and are.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue
+from kvstore.hints import NO_HINTS
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, Epoch
 from kvstore.namespace import Attention, CacheGroup, Content, Layout
+from kvstore.replica import Tier
 from kvstore.require import require_ttl
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.membership import (
@@ -33,7 +38,16 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
 )
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
-from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans, Sealed, SealedNoted
+from kvstore.wire.messages.puts import (
+    BeginPut,
+    ExtentSource,
+    Ingest,
+    Ingested,
+    PutChain,
+    PutPlans,
+    Sealed,
+    SealedNoted,
+)
 from kvstore.wire.messages.reads import Located, MatchPrefix
 from master.events import (
     Command,
@@ -47,14 +61,14 @@ from master.events import (
     Tick,
 )
 from master.state import MasterState
-from master.tunables import Tunables
+from master.tunables import GIVEN, Tunables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.hints import Hints
     from kvstore.segment import Geometry
     from kvstore.wire.messages.base import Message
-    from kvstore.wire.messages.puts import PlanSpan
     from master.events import Action, Event
 
 PAGE_BYTES: Final = limits.EXTENT_ALIGN_BYTES
@@ -63,9 +77,10 @@ CHUNK_PAGES: Final = (64, 32, 16, 8, 4)
 PUT_WAIT_S: Final = 0.001
 """How long a put waits for room. The requests of a trace come one after the other, so that a long
 wait would hold up what came at the same time. Also for how long the pages above it are safe."""
+MOVE_S_MAX: Final = 1.0
+"""Within the shortest put timeout: nothing has to be fenced."""
 NEVER_S: Final = 1e12
 TENANT: Final = "replay"
-SEGMENT: Final = "replay-dram"
 ENGINE: Final = SessionId(1)
 WORKER: Final = SessionId(2)
 
@@ -77,10 +92,18 @@ class Setting(msgspec.Struct, frozen=True):
     policy: str = "lrfu"
     """Name of an eviction policy, and parameters other than its defaults: name:parameter=value."""
     lease_ttl_s: float = 0.0
-    """Of each match; 0: only the pages of the running request are safe, as in most studies."""
+    """Of each match; 0: only the pages of the running request are safe, as in most studies, and
+    none are brought up from a drive, which takes leases."""
     page_ttl_s: float = limits.PAGE_TTL_S
     watermark_high: float = 1.0
     watermark_low: float = 0.99
+    watermark_demote: float = limits.WATERMARK_DEMOTE
+    nvme_pages: int = 0
+    admission: str = "budget"
+    """Which pages a drive takes: a policy and its parameters, written as those of eviction."""
+    hints: str = GIVEN
+    move_s: float = 0.0
+    """Time that the worker takes for a move."""
 
 
 class VirtualPool:
@@ -89,17 +112,22 @@ class VirtualPool:
     def __init__(self, setting: Setting, page_tokens: int) -> None:
         """Make a pool that is ready and empty.
 
-        BadValue for a capacity that no segment has, a TTL out of bounds and an unknown policy or
+        BadValue for a capacity that no segment has, a time out of bounds and an unknown policy or
         parameter; ConfigError for tunables that contradict each other.
         """
+        if not 0 <= setting.move_s <= MOVE_S_MAX:
+            raise BadValue("move_s", setting.move_s, f"0 to {MOVE_S_MAX}")
         self.setting = setting
         self.now_s = 0.0
-        self.held: dict[int, int] = {}
-        """Page by the offset of its extent: what the worker's memory holds."""
-        self.freed: list[int] = []
-        """Pages that left, in order; the reader takes them out."""
+        self.held: dict[str, dict[int, int]] = {}
+        """Page by tier and offset of its extent; each tier has one segment, of that name."""
+        self._copies: Counter[int] = Counter()
+        self.freed: list[tuple[str, int]] = []
+        """Tier and page of the copies that left, in order; the reader takes them out."""
         self.written: Counter[str] = Counter()
-        """Pages that were put, by the tier that took them."""
+        """Pages that were put or moved, by the tier that took them."""
+        self._moving: deque[tuple[float, Command]] = deque()
+        """Moves, and when they will have been carried out."""
         self.master = MasterState(_tunables(setting), Epoch(1))
         self._keys: dict[int, bytes] = {}
         self._replies: dict[tuple[SessionId, int], Message] = {}
@@ -111,17 +139,22 @@ class VirtualPool:
 
     def advance(self, at_s: float) -> None:
         """Let everything happen that is due up to `at_s`; one in the past changes nothing."""
-        while self.master.wakeup_s <= at_s:
-            self._tick()
+        while self._next_s() <= at_s:
+            self._step()
         self.now_s = max(self.now_s, at_s)
 
-    def match(self, pages: Sequence[int]) -> Counter[str]:
+    def holds(self, page: int) -> bool:
+        """Whether any tier has it."""
+        return self._copies[page] > 0
+
+    def match(self, pages: Sequence[int], hints: Hints = NO_HINTS) -> Counter[str]:
         """How many leading pages are hits, by the tier that serves them."""
         hits: Counter[str] = Counter()
         for first in range(0, len(pages), limits.BATCH_PAGES_MAX):
             some = pages[first : first + limits.BATCH_PAGES_MAX]
             lease = self.setting.lease_ttl_s > 0
-            found = self._ask(ENGINE, MatchPrefix(self._namespace, self._packed(some), (), lease))
+            request = MatchPrefix(self._namespace, self._packed(some), (), lease, hints)
+            found = self._ask(ENGINE, request)
             assert isinstance(found, Located), found
             for run in found.runs:
                 hits[found.segments[run.copies[0].segment].tier] += run.count
@@ -129,7 +162,7 @@ class VirtualPool:
                 break
         return hits
 
-    def put(self, pages: Sequence[int], above: int | None) -> int:
+    def put(self, pages: Sequence[int], above: int | None, hints: Hints = NO_HINTS) -> int:
         """Store these consecutive pages below the page `above`; how many are there now.
 
         It gives up the rest when no room came within PUT_WAIT_S.
@@ -138,14 +171,14 @@ class VirtualPool:
         while stored < len(pages):
             parent = ROOT_PARENT if above is None else self._key(above)
             some = pages[stored : stored + limits.BATCH_PAGES_MAX]
-            count = self._put_some(parent, some)
+            count = self._put_some(parent, some, hints)
             if not count:
                 break
             stored += count
             above = pages[stored - 1]
         return stored
 
-    def _put_some(self, parent: bytes, pages: Sequence[int]) -> int:
+    def _put_some(self, parent: bytes, pages: Sequence[int], hints: Hints) -> int:
         keys = self._packed(pages)
         request = self._requests.to_bytes(16, "little")
         message = BeginPut(
@@ -155,34 +188,44 @@ class VirtualPool:
             (0,),
             (self._page_tokens,),
             PUT_WAIT_S,
+            hints=hints,
         )
         plans = self._ask(ENGINE, message)
         assert isinstance(plans, PutPlans), plans
         for span in plans.spans:
-            self._seal(span, pages, parent, keys)
-            self.written[plans.segments[span.segment].tier] += span.count
+            own = slice(span.first * KEY_BYTES, (span.first + span.count) * KEY_BYTES)
+            segment = plans.segments[span.segment].segment
+            self._seal(
+                Sealed(
+                    segment, 1, span.generation, self._ordinal, span.part, self._page_tokens,
+                    self._page_tokens, (parent + keys)[own], keys[own], span.offsets,
+                    bytes(len(span.offsets)),
+                ),
+                pages[span.first : span.first + span.count],
+            )  # fmt: skip
         return min((refused.first for refused in plans.refused), default=len(pages))
 
-    def _seal(self, span: PlanSpan, pages: Sequence[int], parent: bytes, keys: bytes) -> None:
-        first, stop = span.first, span.first + span.count
-        self.held.update(zip(array("Q", span.offsets), pages[first:stop], strict=True))
-        own = slice(first * KEY_BYTES, stop * KEY_BYTES)
-        message = Sealed(
-            SEGMENT, 1, span.generation, self._ordinal, span.part, self._page_tokens,
-            self._page_tokens, (parent + keys)[own], keys[own], span.offsets,
-            bytes(len(span.offsets)),
-        )  # fmt: skip
-        noted = self._ask(WORKER, message)
+    def _seal(self, sealed: Sealed, pages: Sequence[int]) -> None:
+        """The worker has these pages now."""
+        self.held[sealed.segment].update(zip(array("Q", sealed.offsets), pages, strict=True))
+        self._copies.update(pages)
+        self.written[sealed.segment] += len(pages)
+        noted = self._ask(WORKER, sealed)
         assert isinstance(noted, SealedNoted), noted
         assert not any(noted.outcomes), noted
 
     def _join(self, page_tokens: int) -> None:
         self._send(SessionOpened(ENGINE, "engine", TENANT, "engine", b"engine"))
         self._send(SessionOpened(WORKER, "worker", "", "worker", b"worker"))
-        offer = SegmentOffer(SEGMENT, 1, "dram", _geometry(self.setting.capacity_pages))
-        self._ask(WORKER, RegisterWorker("worker", "replay", (), (offer,)))
-        self._ask(WORKER, OfferInventory(SEGMENT, 1, ()))
-        self._ask(WORKER, InventoryEnd(SEGMENT, 1))
+        sizes = {Tier.DRAM: _geometry("capacity_pages", self.setting.capacity_pages)}
+        if self.setting.nvme_pages:
+            sizes[Tier.NVME] = _geometry("nvme_pages", self.setting.nvme_pages)
+        offers = tuple(SegmentOffer(tier, 1, tier, geometry) for tier, geometry in sizes.items())
+        self._ask(WORKER, RegisterWorker("worker", "replay", (), offers))
+        for tier in sizes:
+            self.held[tier] = {}
+            self._ask(WORKER, OfferInventory(tier, 1, ()))
+            self._ask(WORKER, InventoryEnd(tier, 1))
         content, layout = _shape(page_tokens)
         opened = self._ask(ENGINE, OpenNamespace(content, layout))
         assert isinstance(opened, NamespaceOpened), opened
@@ -191,15 +234,24 @@ class VirtualPool:
     def _ask(self, session: SessionId, message: Message) -> Message:
         """The reply; time moves on when it is held back."""
         self._requests += 1
-        self._send(Request(session, self._requests, message))
-        while (reply := self._replies.pop((session, self._requests), None)) is None:
-            self._tick()
+        number = self._requests  # a move that ends meanwhile asks, too
+        self._send(Request(session, number, message))
+        while (reply := self._replies.pop((session, number), None)) is None:
+            self._step()
         return reply
 
-    def _tick(self) -> None:
-        """Go on to when the master wants to."""
-        self.now_s = max(self.now_s, self.master.wakeup_s)
-        self._send(Tick())
+    def _next_s(self) -> float:
+        """When something happens by itself."""
+        due_s = self._moving[0][0] if self._moving else NEVER_S
+        return min(self.master.wakeup_s, due_s)
+
+    def _step(self) -> None:
+        """Go on to when the next move has been carried out, or when the master wants to."""
+        self.now_s = max(self.now_s, self._next_s())
+        if self._moving and self._moving[0][0] <= self.now_s:
+            self._move(self._moving.popleft()[1])
+        else:
+            self._send(Tick())
 
     def _send(self, event: Event) -> None:
         """Handle an event and what follows from it."""
@@ -212,13 +264,34 @@ class VirtualPool:
                 self._replies[action.session, action.request_id] = action.message
             case Persist():
                 self._send(Persisted(action.ticket))
+            case Command(message=Ingest()):
+                self._moving.append((self.now_s + self.setting.move_s, action))
             case Command():
                 order = action.message
-                # Every put is sealed, nothing is removed and nobody is lost: nothing to fence.
+                # All that is planned is sealed in time, nothing is removed and nobody is lost:
+                # nothing to fence.
                 assert isinstance(order, FreeExtents), order
-                self.freed += map(self.held.pop, array("Q", order.offsets))
+                held = self.held[order.segment]
+                pages = [held.pop(offset) for offset in array("Q", order.offsets)]
+                self._copies.subtract(pages)
+                self.freed += [(order.segment, page) for page in pages]
                 done = ExtentsConfirmed(order.epoch, bytes(len(order.offsets) // 8))
                 self._send(CommandAnswered(action.command, done))
+
+    def _move(self, command: Command) -> None:
+        """Copy pages between the worker's segments, as its mover does."""
+        order = command.message
+        assert isinstance(order, Ingest), order
+        assert isinstance(order.source, ExtentSource), order
+        source = self.held[order.source.segment]
+        sealed = Sealed(
+            order.segment, 1, order.generation, order.namespace_ordinal, order.part,
+            order.part_bytes, order.token_count, (order.parent + order.keys)[:-KEY_BYTES],
+            order.keys, order.offsets, order.checksums,
+        )  # fmt: skip
+        self._seal(sealed, [source[offset] for offset in array("Q", order.source.offsets)])
+        outcomes = bytes(len(order.keys) // KEY_BYTES)
+        self._send(CommandAnswered(command.command, Ingested(outcomes)))
 
     def _packed(self, pages: Sequence[int]) -> bytes:
         return b"".join(map(self._key, pages))
@@ -243,6 +316,7 @@ def policy_written(text: str) -> tuple[str, dict[str, str]]:
 def _tunables(setting: Setting) -> Tunables:
     require_ttl("page_ttl_s", setting.page_ttl_s)
     name, parameters = policy_written(setting.policy)
+    admission, admission_parameters = policy_written(setting.admission)
     return Tunables(
         cluster="replay",
         lease_ttl_s=setting.lease_ttl_s or limits.LEASE_TTL_S,
@@ -250,17 +324,20 @@ def _tunables(setting: Setting) -> Tunables:
         worker_lost_after_s=NEVER_S,
         watermark_high=setting.watermark_high,
         watermark_low=setting.watermark_low,
-        watermark_demote=setting.watermark_low / 2,  # there is nothing to demote to
+        watermark_demote=setting.watermark_demote,
         eviction=name,
         eviction_parameters=parameters,
+        nvme_admission=admission,
+        nvme_admission_parameters=admission_parameters,
+        hints=setting.hints,
     )
 
 
-def _geometry(capacity_pages: int) -> Geometry:
+def _geometry(field: str, pages: int) -> Geometry:
     for count in CHUNK_PAGES:
-        if capacity_pages > 0 and capacity_pages % count == 0:
-            return check_geometry(capacity_pages * PAGE_BYTES, count * PAGE_BYTES)
-    raise BadValue("capacity_pages", capacity_pages, f"a positive multiple of {CHUNK_PAGES[-1]}")
+        if pages > 0 and pages % count == 0:
+            return check_geometry(pages * PAGE_BYTES, count * PAGE_BYTES)
+    raise BadValue(field, pages, f"a positive multiple of {CHUNK_PAGES[-1]}")
 
 
 def _shape(page_tokens: int) -> tuple[Content, Layout]:

@@ -54,6 +54,17 @@ def test_the_table_has_a_line_a_pool(trace: Path, capsys: pytest.CaptureFixture[
     assert rows[-1].split()[:3] == ["lrfu", "8", "0.4"]
 
 
+def test_a_drive_below_memory_is_replayed_too(trace: Path) -> None:
+    options = ("--capacity", "8", "--nvme-capacity", "16", "--nvme-admission", "all")
+    more = ("--watermark-demote", "0.1", "--hints", "learned", "--lease-ttl-s", "10", "--json")
+    done = run("trace", "replay", str(trace), *options, *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    pool = json.loads(done.stdout)["pools"][0]
+    assert (pool["nvme_pages"], pool["admission"]) == (16, "all")
+    assert pool["pages_written_by_tier"]["dram"] == 3
+    assert pool["pages_written_by_tier"]["nvme"] > 0
+
+
 def test_a_wrong_line_ends_it_with_one_line_that_says_where(trace: Path) -> None:
     trace.write_text(trace.read_text() + '{"timestamp": 1}\n')
     done = run("trace", "replay", str(trace), "--capacity", "8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import policies
+from benchmarks import policies, two_tiers
 from benchmarks.policies import Timed
 from policies.eviction.lrfu import Lrfu
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FIELDS = {
-    "hit_ratio", "hit_ratio_dram", "hit_ratio_nvme", "evictions", "nvme_bytes_written",
-    "effective_ttl_s", "ghost_hits", "unreachable", "policy_us",
+    "hit_ratio", "evictions", "effective_ttl_s", "ghost_hits", "unreachable", "policy_us",
+}  # fmt: skip
+FIELDS_OF_TIERS = {
+    "hit_ratio", "hit_ratio_dram", "hit_ratio_nvme", "nvme_pages_per_s", "nvme_bytes_written",
+    "promotions", "evictions", "copies_evicted", "effective_ttl_s_dram", "effective_ttl_s_nvme",
 }  # fmt: skip
 
 
@@ -62,6 +65,27 @@ def test_tables_have_every_policy_beside_the_optimum(
     assert all(set(row) >= FIELDS for row in rows)
     assert {ratio["name"] for ratio in found["ratios"]} >= {
         "points_below_exact/16", "unreachable_share", "policy_us_per_page_touch",
+    }  # fmt: skip
+
+
+def test_what_a_drive_adds_is_told_by_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, trace: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    given = ("--trace", str(trace), "--capacities", "16", "--policies", "lrfu", "--tiers", "16,64")
+    assert run(monkeypatch, *given, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    rows = found["tables"]["Two tiers, 16 pages of memory and 64 of a drive"]
+    ratios = {row["admission"]: row for row in rows}
+    assert list(ratios) == [case.admission for case in two_tiers.CASES]
+    assert all(set(row) >= FIELDS_OF_TIERS for row in rows)
+    assert ratios["none"]["nvme_bytes_written"] == 0
+    # All 31 pages fit the drive.
+    assert ratios["all"]["hit_ratio"] == pytest.approx(49 / 80)
+    assert ratios["none"]["hit_ratio"] < 0.5
+    assert ratios["all"]["nvme_bytes_written"] % (512 * two_tiers.KV_BYTES_PER_TOKEN) == 0
+    assert {ratio["name"] for ratio in found["ratios"]} >= {
+        "two_tiers/trace/16+64/percent", "two_tiers_hinted/trace/16+64/writes_per_s",
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_hits_are_tokens_of_full_leading_pages() -> None:
     assert figures.hit_ratio == pytest.approx(500 / 900)
     assert figures.hit_ratio_by_tier == {"dram": figures.hit_ratio}
     assert (figures.pages_stored, figures.pages_written_by_tier) == (3, {"dram": 3})
-    assert (figures.evictions, figures.ghost_hits, figures.effective_ttl_s) == (0, 0, None)
+    assert (figures.evictions, figures.ghost_hits, figures.effective_ttl_s_by_tier) == (0, 0, {})
 
 
 def test_what_left_and_came_back_is_counted_with_its_age() -> None:
@@ -41,7 +41,24 @@ def test_what_left_and_came_back_is_counted_with_its_age() -> None:
     assert figures.hit_ratio == 0.0
     assert (figures.evictions, figures.ghost_hits, figures.pages_stored) == (8, 4, 12)
     # The first four were unused for 60 s, the others for 940 s.
-    assert figures.effective_ttl_s == pytest.approx(500.0, abs=0.1)
+    assert figures.effective_ttl_s_by_tier == {"dram": pytest.approx(500.0, abs=0.1)}
+
+
+def test_what_a_drive_holds_is_told_by_tier() -> None:
+    chains = [tuple(range(4 * n, 4 * n + 4)) for n in range(14)]
+    again = [chains[0]] * 3
+    trace = trace_of(*((10.0 * n, 400, each) for n, each in enumerate([*chains, *again])))
+    setting = Setting(32, lease_ttl_s=1.0, nvme_pages=64, admission="all")
+    figures = replay(trace, VirtualPool(setting, TOKENS))
+    assert figures.hit_ratio_by_tier == pytest.approx({"dram": 4 / 68, "nvme": 8 / 68})
+    assert (figures.evictions, figures.ghost_hits, figures.promotions) == (0, 0, 4)
+    assert figures.copies_evicted == 56 + 4 - 32
+    on_drive = figures.pages_written_by_tier["nvme"]
+    assert figures.pages_written_by_tier == {"dram": 60, "nvme": on_drive}
+    assert 28 <= on_drive <= 56
+    assert figures.nvme_pages_per_s == pytest.approx(on_drive / 160.0)
+    assert list(figures.effective_ttl_s_by_tier) == ["dram"]
+    assert figures.unreachable_share == 0.0
 
 
 def test_pages_that_expire_are_no_evictions() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvstore.errors import BadValue, CallerError, ConfigError
+from kvstore.hints import Hints
 from master.replay.pool import PUT_WAIT_S, Setting, VirtualPool
 from policies.eviction.lrfu import LrfuParameters
 
@@ -26,18 +27,23 @@ def serve(pool: VirtualPool, pages: list[int]) -> int:
     return hits
 
 
+def left(pool: VirtualPool) -> list[int]:
+    """Pages of the copies that left, in order."""
+    return [page for _, page in pool.freed]
+
+
 def test_every_page_up_to_the_capacity_is_held_and_not_one_more() -> None:
     pool = pool_of(100)
     serve(pool, list(range(60)))
     serve(pool, list(range(100, 140)))
-    assert len(pool.held) == 100
+    assert len(pool.held["dram"]) == 100
     assert not pool.freed
     pool.advance(1.0)
     serve(pool, list(range(200, 203)))
-    assert len(pool.held) == 100
+    assert len(pool.held["dram"]) == 100
     assert len(pool.freed) == 3
-    assert sorted(pool.held.values()) == sorted(
-        {*range(60), *range(100, 140), *range(200, 203)}.difference(pool.freed)
+    assert sorted(pool.held["dram"].values()) == sorted(
+        {*range(60), *range(100, 140), *range(200, 203)}.difference(left(pool))
     )
 
 
@@ -48,7 +54,7 @@ def test_tails_of_the_oldest_go_and_what_the_running_request_has_stays() -> None
     serve(pool, list(range(20, 28)))
     pool.advance(1001.0)
     assert serve(pool, [*range(20, 28), 28, 29, 30]) == 8
-    assert sorted(pool.freed) == [5, 6, 7]
+    assert sorted(left(pool)) == [5, 6, 7]
     assert pool.match(range(20, 31)).total() == 11
     assert pool.match(range(8)) == {"dram": 5}
 
@@ -56,7 +62,7 @@ def test_tails_of_the_oldest_go_and_what_the_running_request_has_stays() -> None
 def test_a_chain_longer_than_the_pool_is_stored_as_far_as_it_goes() -> None:
     pool = pool_of(16)
     assert pool.put(range(40), None) == 16
-    assert len(pool.held) == 16
+    assert len(pool.held["dram"]) == 16
     assert pool.match(range(40)).total() <= 16
     assert pool.now_s >= PUT_WAIT_S
 
@@ -68,7 +74,7 @@ def test_a_leased_page_stays_until_its_lease_has_ended() -> None:
     assert pool.put([100], None) == 0
     pool.advance(6.0)
     assert pool.put([100], None) == 1
-    assert pool.freed == [15]
+    assert left(pool) == [15]
 
 
 def test_pages_that_nobody_uses_go_after_their_ttl() -> None:
@@ -77,24 +83,99 @@ def test_pages_that_nobody_uses_go_after_their_ttl() -> None:
     pool.advance(59.0)
     serve(pool, [0])
     pool.advance(70.0)
-    assert pool.freed == [1]
+    assert left(pool) == [1]
     pool.advance(130.0)
-    assert pool.freed == [1, 0]
+    assert left(pool) == [1, 0]
 
 
 def test_lower_watermarks_keep_room_free() -> None:
-    pool = pool_of(100, watermark_high=0.9, watermark_low=0.8)
+    pool = pool_of(100, watermark_high=0.9, watermark_low=0.8, watermark_demote=0.7)
     serve(pool, list(range(95)))
     pool.advance(1.0)
-    assert len(pool.held) == 80
+    assert len(pool.held["dram"]) == 80
 
 
 def test_two_chains_share_what_is_equal() -> None:
     pool = pool_of(16)
     serve(pool, [0, 1, 2])
     assert serve(pool, [0, 1, 3]) == 2
-    assert sorted(pool.held.values()) == [0, 1, 2, 3]
+    assert sorted(pool.held["dram"].values()) == [0, 1, 2, 3]
     assert pool.written == {"dram": 4}
+
+
+def tiered(**changed: float | str) -> VirtualPool:
+    """A pool with a drive that takes everything, and leases."""
+    setting = Setting(32, lease_ttl_s=1.0, nvme_pages=64, admission="all")
+    return VirtualPool(msgspec.structs.replace(setting, **changed), TOKENS)
+
+
+def serve_chains(pool: VirtualPool, chains: range) -> None:
+    """Requests of four pages, ten seconds apart; the n-th begins at page 4 n."""
+    for number in chains:
+        serve(pool, list(range(4 * number, 4 * number + 4)))
+        pool.advance(pool.now_s + 10.0)
+
+
+def test_what_memory_has_no_room_for_lies_on_the_drive() -> None:
+    pool = tiered()
+    serve_chains(pool, range(14))
+    assert len(pool.held["dram"]) == 32
+    assert len(pool.held["nvme"]) >= 56 - 32
+    assert all(pool.holds(page) for page in range(56))
+    assert pool.match(range(4)) == {"nvme": 4}
+    assert pool.written == {"dram": 56, "nvme": len(pool.held["nvme"])}
+
+
+def test_an_empty_drive_takes_by_default_what_memory_has_no_room_for() -> None:
+    pool = tiered(admission=Setting(4).admission)
+    serve_chains(pool, range(14))
+    assert all(pool.holds(page) for page in range(56))
+
+
+def test_of_both_tiers_together_no_more_stays_than_they_hold() -> None:
+    pool = tiered()
+    serve_chains(pool, range(60))
+    assert len(pool.held["dram"]) <= 32
+    assert 56 <= len(pool.held["nvme"]) <= 64
+    assert any(tier == "nvme" for tier, _ in pool.freed)
+    assert not pool.holds(0)
+
+
+def test_pages_are_brought_up_when_they_are_leased_a_second_time() -> None:
+    pool = tiered()
+    serve_chains(pool, range(14))
+    for tier in ("nvme", "nvme", "dram"):
+        assert pool.match(range(4)) == {tier: 4}
+        pool.advance(pool.now_s + 10.0)
+    assert pool.match(range(4)) == {"dram": 4}
+    pool.master.check_invariants()
+
+
+def test_a_move_takes_its_time_and_pages_that_it_is_late_for_are_lost() -> None:
+    pool, late = tiered(), tiered(move_s=1.0)
+    for each in (pool, late):
+        for number in range(14):
+            serve(each, list(range(4 * number, 4 * number + 4)))
+            each.advance(each.now_s + 0.2)
+        each.advance(each.now_s + 5.0)
+        each.master.check_invariants()
+    assert all(map(pool.holds, range(56)))
+    assert 32 < sum(map(late.holds, range(56))) < 56
+
+
+def test_hints_of_a_request_reach_the_policy_of_the_drive() -> None:
+    pool = tiered(admission="learned:probability=0.5")
+    for number in range(20):
+        hints = Hints(reuse_probability=0.9 if number % 2 else 0.1)
+        assert pool.put(range(4 * number, 4 * number + 4), None, hints) == 4
+        pool.advance(pool.now_s + 10.0)
+    assert {page // 4 % 2 for page in pool.held["nvme"].values()} == {1}
+
+
+@pytest.mark.parametrize("changed", [{"nvme_pages": 6}, {"nvme_pages": -4}, {"move_s": 2.0}])
+def test_a_drive_that_cannot_be_is_refused(changed: dict[str, float]) -> None:
+    with pytest.raises(BadValue, match=next(iter(changed))):
+        tiered(**changed)
 
 
 @pytest.mark.parametrize("pages", [0, -4, 3, 1001])
