@@ -7,12 +7,15 @@ were told before. Numbers are those of the invariants in ARCHITECTURE.md.
 from __future__ import annotations
 
 from array import array
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import Generation, epoch_of
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.membership import FreeExtents
+from kvstore.wire.messages.pins import PagesPinned, PinPages, UnpinPages
 from kvstore.wire.messages.puts import PutPlans
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
@@ -42,6 +45,8 @@ FAILURES_EXPECTED: Final = frozenset(
 )
 """What may be answered to requests that are right: a worker's may be overtaken by its own new
 registration."""
+LET_GO: Final = frozenset((FreeExtents.__name__, "retired"))
+"""Why a page is missing that the master has let go, and nobody else."""
 LATE_REMOVE_S: Final = 30.0
 """A remove may still be on its way when its caller has given up on it."""
 
@@ -52,7 +57,15 @@ class Answers:
     def __init__(self, checks: Checks) -> None:
         """Use what all checkers remember."""
         self._checks = checks
+        self._pins_asked_s: dict[PinPages, float] = {}
         self._generations: dict[int, tuple[object, ...]] = {}
+
+    def hears(self, asked: Message) -> None:
+        """A request is about to be handled; a pin may end before that is answered."""
+        if isinstance(asked, PinPages | UnpinPages):
+            self._checks.history.pin_asked(keys_of(asked.keys), asked.owner)
+        if isinstance(asked, PinPages):
+            self._pins_asked_s.setdefault(asked, self._checks.world.now)
 
     def check(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
@@ -65,6 +78,8 @@ class Answers:
                 self._renewed(master, asked, reply)
             case (_, PutPlans()):
                 self._planned(master, reply)
+            case (PinPages(), PagesPinned()):
+                self._pinned(asked, reply)
             case (_, Status()):
                 self._adds_up(reply)
             case (_, Failure(code, text)):
@@ -154,6 +169,14 @@ class Answers:
                     key, generation, self._checks.world.now + reply.lease_ttl_s
                 )
 
+    def _pinned(self, asked: PinPages, reply: PagesPinned) -> None:
+        asked_s = self._pins_asked_s.pop(asked, -inf)
+        for key, is_pinned in zip(keys_of(asked.keys), reply.pinned, strict=True):
+            self._checks.world.counts["pages pinned"] += is_pinned
+            if is_pinned and asked.hard:
+                pins = self._checks.history.pages[key].pins
+                pins[asked.owner] = asked_s + asked.ttl_s
+
     def _probed(self, master: SimMaster, asked: Probe, reply: Probed) -> None:
         keys = keys_of(asked.keys)
         found = {page for page, flag in enumerate(reply.present) if flag}
@@ -176,9 +199,21 @@ class Answers:
                         "I13", f"{key[:4].hex()} was stored, and is missing for no reason"
                     )
                 else:
-                    self._checks.world.counts[f"missing: {reason}"] += 1
+                    self._may_be_missing(master, namespace, key, reason)
             if prefix:
                 return
+
+    def _may_be_missing(self, master: SimMaster, namespace: bytes, key: bytes, reason: str) -> None:
+        """I31: not by eviction or expiry, while somebody was told that the page stays."""
+        checks = self._checks
+        checks.world.counts[f"missing: {reason}"] += 1
+        options = checks.options
+        has_rotten = bool(options.flips or options.disk_faults)
+        is_incomplete = len(master_view.parts(master, namespace)) > 1
+        if reason not in LET_GO or has_rotten or is_incomplete:
+            return
+        if checks.history.is_pinned(key, checks.world.now):
+            checks.fail("I31", f"{key[:4].hex()} is pinned, and missing: {reason}")
 
     def _why_missing(self, master: SimMaster, namespace: bytes, key: bytes) -> str | None:
         past = self._checks.history.pages[key]

@@ -89,6 +89,7 @@ class Checks:
     def master_hears(self, event: MasterEvent) -> None:
         """Something is about to be handled."""
         if isinstance(event, Request):
+            self.answers.hears(event.message)
             self.world.note(f"master <- {type(event.message).__name__} of session {event.session}")
         elif isinstance(event, CommandAnswered):
             self.moves.ended(event.reply)

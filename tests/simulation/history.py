@@ -36,6 +36,8 @@ class PageHistory:
     """When the last remove was first sent, whether or not it was answered."""
     removed_up_to: int = 0
     """Highest generation that an answered remove has taken out for good (I29)."""
+    pins: dict[str, float] = field(default_factory=dict)
+    """By owner: until when the page is pinned hard, as the owner was told."""
     versions: dict[int, None] = field(default_factory=dict)
     """Versions of a named object that clients have tried to store."""
 
@@ -62,9 +64,19 @@ class History:
         """A client was told Stored(visible=True)."""
         self.pages[key].stored_s = at_s
 
+    def pin_asked(self, keys: list[bytes], owner: str) -> None:
+        """The master hears that an owner's pins of these pages are to be others, or none."""
+        for page in [self.pages[key] for key in keys] if keys else self.pages.values():
+            page.pins.pop(owner, None)
+
+    def is_pinned(self, key: bytes, now_s: float) -> bool:
+        """Whether somebody was told that the page stays."""
+        return any(now_s < until_s for until_s in self.pages[key].pins.values())
+
     def remove_begins(self, key: bytes, at_s: float) -> None:
         """A client is about to ask for a removal."""
         self.pages[key].remove_began_s = at_s
+        self.pages[key].pins.clear()
 
     def removed(self, key: bytes, began_s: float) -> None:
         """A removal that was first sent at `began_s` was answered.

@@ -21,18 +21,24 @@ from master import membership as master_membership
 from master import placing
 from master import puts as master_puts
 from master.directory import Tree
+from master.moves import Lane
 from master.orders import Order, OrderBook, OrderKind
+from master.pins import Pins
 from master.run import Run
 from master.tombstones import Tombstones
 from tests.simulation import reader_moves, sim_pull
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.world import Weather
+from workers import membership as worker_membership
 from workers import pulls as worker_pulls
 from workers import record_table
 from workers.commands import Commands
+from workers.extent_table import ChunkTable
 from workers.holdings import Holdings
 from workers.membership import Membership
 from workers.pull_requests import UNDECIDED
+from workers.staging import Staging
+from workers.tiers.guarded_file import GuardedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.directory import Stretch
     from workers.commands import ExtentCommand
+    from workers.events import Stretch as Extents
     from workers.pulls import Pulls
 
     Patch = pytest.MonkeyPatch
@@ -199,15 +206,20 @@ def gaps_are_matched(patch: Patch) -> None:
 
     def leading(self: Tree, keys: bytes, version: int) -> list[Stretch]:
         del version
-        return self.stretches(keys)
+        return [stretch for stretch in self.stretches(keys) if stretch.run.copies]
 
     patch.setattr(Tree, "leading", leading)
 
 
 def dead_owners_keep_their_puts(patch: Patch) -> None:
     """Nobody gives up the puts of a client that is gone."""
+
+    def put_off(core: Core) -> None:
+        for put in core.put_deadlines.take_due(core.now, len(core.plans)):
+            core.put_deadlines.place(put, core.now + 60.0)
+
     patch.setattr(master_puts, "release_owner", lambda core, owner: None)
-    patch.setattr(master_puts, "fail_overdue_puts", lambda core: None)
+    patch.setattr(master_puts, "fail_overdue_puts", put_off)
 
 
 def epochs_are_not_compared(patch: Patch) -> None:
@@ -240,6 +252,53 @@ def quarantine_has_no_bound(patch: Patch) -> None:
     patch.setattr(placing, "is_quarantine_full", lambda core, segment: False)
 
 
+def copies_count_that_are_not_there(patch: Patch) -> None:
+    """Eviction drops a copy in memory although nothing lies below it."""
+    patch.setattr(Run, "covered", lambda self, segment: b"\1" * len(self))
+
+
+def moves_have_no_bound(patch: Patch) -> None:
+    """A worker is asked for every move that could be made."""
+    patch.setattr(Lane, "free_at_s", lambda self, now_s, bytes_per_s: now_s)
+
+
+def hard_pins_are_ignored(patch: Patch) -> None:
+    """Pinned pages are evicted and expire like all others."""
+    patch.setattr(Pins, "is_hard", lambda self, run: False)
+    patch.setattr(Pins, "kept", lambda self, run: 0)
+    patch.setattr(Pins, "kept_if_possible", lambda self, run: 0)
+
+
+def frees_are_not_synced(patch: Patch) -> None:
+    """What a disk has confirmed may be lost with the power."""
+    patch.setattr(GuardedFile, "sync", lambda self: None)
+
+
+def doubted_copies_stay_staged(patch: Patch) -> None:
+    """A staged copy that a reader could not verify is shown to the next one."""
+    patch.setattr(Staging, "doubt", lambda self, extents: None)
+
+
+def refused_writes_count_as_done(patch: Patch) -> None:
+    """A worker takes records for written that its disk refused."""
+    restate = ChunkTable.restate
+
+    def restate_all(self: ChunkTable, stretch: Extents, outcomes: bytes, state: int) -> None:
+        restate(self, stretch, bytes(len(outcomes)), RecordState(state))
+
+    patch.setattr(ChunkTable, "restate", restate_all)
+
+
+def failed_disks_have_inventories(patch: Patch) -> None:
+    """A worker offers what it cannot read."""
+    patch.setattr(worker_membership, "FAILED", "")
+
+
+def failures_of_disks_are_not_told(patch: Patch) -> None:
+    """A worker keeps to itself that a disk gives nothing back."""
+    patch.setattr(Membership, "medium_changed", lambda self, segment, medium, now: [])
+
+
 MANY_VIEWS: Final[Changes] = {
     "views": 0.5,
     "hosts": 1,
@@ -249,6 +308,9 @@ MANY_VIEWS: Final[Changes] = {
 }
 MANY_CRASHES: Final[Changes] = {"crashes": 0.4, "fault_kinds": ("worker",), "slow_pull_s": 0.5}
 MANY_FLIPS: Final[Changes] = {"flips": 1.0}
+TIERS: Final[Changes] = {"disks": 1, "segments": 1, "watermark_demote": 0.1, "slow_pull_s": 0.5}
+ONLY_DISKS: Final[Changes] = {"disks": 1, "segments": 0, "disk_faults": 0.5, "removes": 0.25}
+PINS: Final[Changes] = {"pins": 0.3, "flips": 0.0, "disk_faults": 0.0}
 MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
 
 _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
@@ -270,6 +332,11 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (parts_are_not_waited_for, "I13 I15", {}),
     (gaps_are_matched, "I3 I15 I16", {}),
     (dead_owners_keep_their_puts, "I18", {}),
+    (copies_count_that_are_not_there, "I13 I16", TIERS),
+    (moves_have_no_bound, "I7", TIERS),
+    (hard_pins_are_ignored, "I31", PINS),
+    (frees_are_not_synced, "I3 I4 I12 I29", ONLY_DISKS),
+    (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
 MUTANTS: Final = {
     each.__name__: Mutant(each, tuple(numbers.split()), options)

@@ -47,6 +47,7 @@ class Options:
     """Calls that a client makes at a time."""
     removes: float = 0.08
     views: float = 0.1
+    pins: float = 0.0
     slow_copy: float = 0.0
     slow_copy_max_s: float = 3.0
     slow_pull_s: float = 0.002
@@ -130,14 +131,15 @@ def options_of(seed: int) -> Options:
         flips=random.choice((0.0, 0.0, 0.3)),
         fault_kinds=tuple(kinds),
     )
-    return replace(drawn, **_disks_of(random))
+    return replace(drawn, **_more_of(random))
 
 
-def _disks_of(random: Random) -> dict[str, Any]:
-    """Fields of Options about disks: some pools have some, a few have nothing else."""
+def _more_of(random: Random) -> dict[str, Any]:
+    """Fields of Options about pins and disks: some pools have disks, a few nothing else."""
     disks = random.choice((0, 0, 0, 1, 2))
     drawn = {
         "disks": disks,
+        "pins": random.choice((0.0, 0.0, 0.1)),
         "disk_chunks": random.choice((2, 4, 12)),
         "watermark_demote": random.choice((0.1, 0.3, 0.85)),
         "admission": random.choice(("all", "all", "second-touch")),

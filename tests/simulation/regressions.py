@@ -141,4 +141,20 @@ REGRESSIONS: Final = (
         "unit/test_master_reclaim.py::"
         "test_the_half_of_an_overdue_run_that_waits_for_nothing_expires",
     ),
+    Regression(
+        410, "I29", "a removed page came back with the next start of its worker",
+        "a free that the disk had refused counted as done: no inventory listed the page",
+        "unit/test_workers_commands.py::test_what_a_disk_did_not_take_stays_what_it_was",
+    ),
+    Regression(
+        114, "I18", "a segment was joining for ever",
+        "a disk that could not be read was offered as empty, and planned in by another class",
+        "unit/test_workers_membership.py::"
+        "test_a_medium_is_told_of_once_its_inventory_has_ended_or_instead",
+    ),
+    Regression(
+        94, "liveness", "a page on a disk stayed a miss for ever",
+        "its staged copy had rotted, and was shown to every reader after the first",
+        "unit/test_workers_staging.py::test_a_staged_copy_that_a_reader_doubts_is_found_no_more",
+    ),
 )  # fmt: skip

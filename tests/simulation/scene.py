@@ -70,8 +70,9 @@ class Scene:
         """
         options = replace(
             CALM, workers=workers, clients=clients, hosts=hosts, chunks=chunks,
-            lease_ttl_s=lease_ttl_s, page_ttl_s=page_ttl_s, **more,  # type: ignore[arg-type]  # such
+            lease_ttl_s=lease_ttl_s, page_ttl_s=page_ttl_s,
         )  # fmt: skip
+        options = replace(options, **more)  # type: ignore[arg-type]  # fields of Options
         self.simulation = Simulation(1, options)
         self.world = self.simulation.world
         self.checks = self.simulation.checks

@@ -10,6 +10,7 @@ import pytest
 from kvstore.errors import InvariantBroken
 from tests.simulation import mutants
 from tests.simulation import test_simulation_losses as losses
+from tests.simulation import test_simulation_tiers as tiers
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.options import options_of
 from tests.simulation.scene import Scene
@@ -58,6 +59,18 @@ def test_the_simulation_notices_a_missing_guard(name: str, monkeypatch: pytest.M
             losses.test_no_pull_starts_between_the_offer_and_its_answer,
         ),
         (mutants.quarantine_has_no_bound, losses.test_a_pool_whose_quarantine_is_full_says_so),
+        (
+            mutants.refused_writes_count_as_done,
+            tiers.test_a_page_that_a_disk_did_not_free_does_not_return_once_it_is_removed,
+        ),
+        (
+            mutants.failed_disks_have_inventories,
+            tiers.test_an_inventory_that_cannot_be_read_does_not_hide_what_lies_there,
+        ),
+        (
+            mutants.failures_of_disks_are_not_told,
+            tiers.test_a_disk_that_gives_nothing_back_takes_its_pages_along,
+        ),
     ],
 )
 def test_a_scene_notices_a_missing_guard(
@@ -67,7 +80,8 @@ def test_a_scene_notices_a_missing_guard(
 ) -> None:
     """Guards against what connections that keep their order make rare: directed, not drawn."""
     mutant(monkeypatch)
-    scene = Scene(clients=2)
+    how = {"lease_ttl_s": 1.0, **tiers.AHEAD} if scene_of.__module__ == tiers.__name__ else {}
+    scene = Scene(clients=2, **how)  # type: ignore[arg-type]  # as of Scene
     try:
         with pytest.raises((AssertionError, InvariantBroken)):
             scene_of(scene)

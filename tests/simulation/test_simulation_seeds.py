@@ -46,6 +46,7 @@ REACHED: Final = {
     "moved: fenced": 10,
     "moved: transport": 20,
     "pages read": 10_000,
+    "pages pinned": 500,
     "pages missed": 1000,
     "pages removed": 500,
     "missing: FreeExtents": 500,

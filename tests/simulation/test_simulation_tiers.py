@@ -274,6 +274,7 @@ def test_an_inventory_that_cannot_be_read_does_not_hide_what_lies_there(tiers: S
     tiers.run(3.0)
     tiers.release()
     tiers.run(3.0)
+    assert tiers.core.segments["worker0-dram"].takes_orders
     assert not [each for each in tiers.core.segments.values() if each.id == "worker0-nvme"
                 and each.readable]  # fmt: skip
     restart_worker(tiers)

@@ -16,6 +16,7 @@ from kvstore.client.locations import (
     remove_steps,
 )
 from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
+from kvstore.client.pins import PinRequest, pin_steps, unpin_steps
 from kvstore.client.reads import ReadRequest, read_steps
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
@@ -69,6 +70,8 @@ class Caller:
             yield from self.remove(namespace, chain, timeout_s)
         elif toss < options.removes + options.views:
             yield from self.view(namespace, chain, timeout_s)
+        elif self.random.random() < options.pins:
+            yield from self.pin(namespace, chain, timeout_s)
         elif toss < options.removes + options.views + 0.4:
             yield from self.put(namespace, chain, timeout_s)
         elif toss < options.removes + options.views + 0.44:
@@ -302,6 +305,20 @@ class Caller:
         query = Query(self.client.namespace(namespace), chain, deadline_s)
         plan = probe_steps(query, VirtualClock(self.client))
         yield from self._bounded("probe", deadline_s, self.client.run(plan))
+
+    def pin(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
+        """Have pages stay for a while, or let them go again."""
+        deadline_s = self.world.now + timeout_s
+        opened, owner = self.client.namespace(namespace), self.client.name
+        clock = VirtualClock(self.client)
+        if self.random.random() < 0.3:
+            unpin = unpin_steps(opened, chain, owner, deadline_s, clock)
+            yield from self._bounded("unpin", deadline_s, self.client.run(unpin))
+            return
+        is_hard, ttl_s = self.random.random() < 0.7, self.random.choice((2.0, 5.0, 10.0))
+        request = PinRequest(opened, chain, owner, is_hard, ttl_s, deadline_s)
+        plan = pin_steps(request, clock)
+        yield from self._bounded("pin", deadline_s, self.client.run(plan))
 
     def prefetch(self, namespace: Namespace, chain: PageChain, timeout_s: float) -> Steps[None]:
         """Say what will be read soon."""
