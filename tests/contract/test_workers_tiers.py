@@ -22,7 +22,7 @@ from kvstore.wire.messages.membership import (
     RetireExtents,
 )
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, Sealed
-from kvstore.wire.messages.transfers import CheckRecords, RecordsChecked
+from kvstore.wire.messages.transfers import CheckRecords, RecordsChecked, StageExtents
 from tests.contract.worker_rig import (
     PATIENCE_S,
     Leader,
@@ -191,6 +191,20 @@ def test_a_suspect_on_the_disk_is_looked_at() -> None:
         assert data == pages.source.replace(pages.payloads[1], bytes(PAGE))
         found = ordered(CheckExtents, rig).outcomes
         assert found == bytes((OK, Outcome.CHECKSUM, OK, OK))
+
+
+def test_a_suspect_is_staged_anew() -> None:
+    with pool(FakeDisk()) as rig:
+        pages, nvme = demote(rig), rig.nvme
+        staging = rig.service.require_staging()
+        request = StageExtents(
+            nvme.id, nvme.incarnation, 0, PAGE, b"".join(pages.keys), pages.offsets.tobytes(),
+            column([generation(6)] * 4), 0.0,
+        )  # fmt: skip
+        first = staging.stage(1, request)
+        assert staging.stage(1, request) == first
+        assert ordered(CheckExtents, rig).outcomes == bytes(4)
+        assert not set(staging.stage(1, request).generations) & set(first.generations) - {0}
 
 
 def test_a_fence_ends_a_move_that_waits_for_the_disk() -> None:
