@@ -25,6 +25,7 @@ from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.pins import Pins
 from master.removal import Removals
+from master.shrinking import Shrinking
 from master.tombstones import Tombstones
 from master.tunables import LEARNED
 from master.waiting import WaitingPuts
@@ -95,6 +96,7 @@ class Core:
         self.rankings: dict[str, placing.Ranking] = {}
         """By the tier that is wished for; none: where puts go."""
         self.moves = Moves(self.wakeup)
+        self.shrinking = Shrinking(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()
@@ -159,9 +161,9 @@ class Core:
     def press(self, segment: Segment) -> None:
         """Note that a segment was filled further."""
         used = segment.allocator.used_bytes
-        if used > self.tunables.watermark_demote * segment.geometry.payload_bytes:
+        if used > self.tunables.watermark_demote * segment.allocator.capacity_bytes:
             self.moves.was_filled(segment, self.now)
-        if used > self.tunables.watermark_high * segment.geometry.payload_bytes:
+        if used > self.tunables.watermark_high * segment.allocator.capacity_bytes:
             self.pressed[segment] = None
             self.wakeup.by(self.reclaim_at_s)
 

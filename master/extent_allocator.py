@@ -132,9 +132,16 @@ class ExtentAllocator:
         """What chunks are longer than their slots."""
 
     @property
+    def capacity_bytes(self) -> int:
+        """What can be used, in whole chunks."""
+        gone = len(self.frame_map.withheld_chunks) * self.geometry.chunk_bytes
+        return self.geometry.payload_bytes - gone
+
+    @property
     def free_bytes(self) -> int:
         """Capacity less everything in use."""
-        return self.geometry.payload_bytes - self.used_bytes
+        out = len(self.frame_map.withheld) * self.geometry.frame_bytes
+        return self.geometry.payload_bytes - out - self.used_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -332,7 +339,8 @@ class ExtentAllocator:
         """Raise InvariantBroken unless counts, chunks and frames agree (I5, I17)."""
         taken = [(c.start // self.geometry.frame_bytes, c.frames) for c in self.chunk_list]
         end = 0
-        for first, length in sorted(taken + self.frame_map.free_pieces()):
+        out = [(frame, 1) for frame in self.frame_map.withheld]
+        for first, length in sorted(taken + out + self.frame_map.free_pieces()):
             if first != end:
                 raise InvariantBroken(f"I5: frames {min(first, end)} to {max(first, end)}")
             end += length

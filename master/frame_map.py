@@ -17,11 +17,14 @@ assert LENGTHS[-1] == FRAMES_PER_CHUNK
 class FrameMap:
     """Free pieces by length; every frame is in at most one of them."""
 
-    __slots__ = ("_free",)
+    __slots__ = ("_frames", "_free", "withheld")
 
     def __init__(self, frames: int) -> None:
         """Start with all `frames` free; a multiple of the largest piece."""
         assert frames % FRAMES_PER_CHUNK == 0, frames
+        self._frames = frames
+        self.withheld: set[int] = set()
+        """Frames that are out of use."""
         # Dicts as ordered sets; the pieces of the lowest frames are taken first.
         self._free: dict[int, dict[int, None]] = {length: {} for length in LENGTHS}
         self._free[FRAMES_PER_CHUNK] = dict.fromkeys(
@@ -74,3 +77,28 @@ class FrameMap:
     def free_pieces(self) -> list[tuple[int, int]]:
         """(first frame, length) of every free piece, in order of frames."""
         return sorted((first, length) for length in LENGTHS for first in self._free[length])
+
+    @property
+    def withheld_chunks(self) -> list[int]:
+        """Numbers of the whole chunks that are out of use."""
+        if not self.withheld:
+            return []
+        firsts = range(0, self._frames, FRAMES_PER_CHUNK)
+        return [first // FRAMES_PER_CHUNK for first in firsts if self._is_withheld(first)]
+
+    def withhold(self, number: int) -> bool:
+        """Take what is free of a whole chunk out of use; whether all of it is by now."""
+        first = number * FRAMES_PER_CHUNK
+        for frame in range(first, first + FRAMES_PER_CHUNK):
+            if frame not in self.withheld and self.take_at(frame, 1):
+                self.withheld.add(frame)
+        return self._is_withheld(first)
+
+    def restore(self) -> None:
+        """Use everything again."""
+        for frame in self.withheld:
+            self.give(frame, 1)
+        self.withheld.clear()
+
+    def _is_withheld(self, first: int) -> bool:
+        return self.withheld.issuperset(range(first, first + FRAMES_PER_CHUNK))

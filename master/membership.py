@@ -29,6 +29,7 @@ from master.losses import detach, fail_plans, lose_segment
 from master.moves import Lane
 from master.placing import segments_changed
 from master.segments import REASON_CHARS_MAX, Medium, Segment, SegmentState
+from master.shrinking import joined
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -119,6 +120,9 @@ def _check(core: Core, message: RegisterWorker) -> None:
         if offer.tier not in TIERS:
             raise BadValue("tier", offer.tier, f"one of {', '.join(TIERS)}")
         check_geometry(offer.geometry.payload_bytes, offer.geometry.chunk_bytes)
+        chunks = offer.geometry.payload_bytes // offer.geometry.chunk_bytes
+        if not all(0 <= number < chunks for number in offer.released):
+            raise BadValue("released", offer.released, f"numbers from 0 to {chunks - 1}")
         known = core.segments.get(offer.segment)
         if known is None:
             continue
@@ -151,7 +155,8 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
     elif segment.worker != worker.id:
         core.workers[segment.worker].segments.pop(segment.id, None)
     core.lenders.absent.pop(segment.id, None)
-    if offer.incarnation != segment.incarnation:
+    is_new_life = offer.incarnation != segment.incarnation
+    if is_new_life:
         fail_plans(core, segment)  # pulls into the old life have ended, new ones are refused (I11)
     segment.ref = ref
     segment.worker, segment.host = worker.id, worker.host
@@ -161,6 +166,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
     segment.demoted_bytes = 0
     segment.session = worker.session
     worker.segments[segment.id] = segment
+    joined(core, segment, offer.released, is_new_life=is_new_life)
 
 
 def _forget_segment(core: Core, segment: Segment) -> None:

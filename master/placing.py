@@ -60,7 +60,7 @@ def _in_order(core: Core, segments: Iterable[Segment]) -> list[Segment]:
             segment.id,
             segment.host,
             segment.ref.tier,
-            segment.geometry.payload_bytes,
+            segment.allocator.capacity_bytes,
             segment.allocator.free_bytes,
         )
         for segment in segments

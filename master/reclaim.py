@@ -85,7 +85,7 @@ def _excess_bytes(core: Core, segment: Segment) -> int:
     """Bytes to retire until the segment is at its low watermark."""
     allocator = segment.allocator
     kept = allocator.used_bytes - allocator.bytes_in[ExtentState.RETIRED]
-    goal = core.tunables.watermark_low * segment.geometry.payload_bytes
+    goal = core.tunables.watermark_low * segment.allocator.capacity_bytes
     return int(kept - goal) if segment.takes_plans else 0
 
 

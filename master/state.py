@@ -18,7 +18,7 @@ from kvstore.wire.messages.membership import (
     ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
-from kvstore.wire.messages.operator import GetPolicy, SetPolicy
+from kvstore.wire.messages.operator import GetPolicy, SetPolicy, ShrinkSegment
 from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
@@ -46,6 +46,7 @@ from master import (
     reads,
     reclaim,
     removal,
+    shrinking,
     status,
     suspects,
     tiering,
@@ -102,6 +103,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(ListPins, pinning.list_pins)
     on(GetPolicy, eviction.get_policy)
     on(SetPolicy, eviction.set_policy)
+    on(ShrinkSegment, shrinking.shrink_segment)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
@@ -226,6 +228,7 @@ class MasterState:
         reclaim.expire_runs(core)
         reclaim.make_room(core)
         tiering.look(core)
+        shrinking.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
     def _next_deadline_s(self) -> float:
@@ -240,6 +243,7 @@ class MasterState:
             core.pins.deadlines.next_s(),
             reclaim.next_reclaim_s(core),
             core.moves.look_at_s,
+            core.shrinking.look_at_s,
             membership.next_loss_s(core),
         )
 

@@ -57,7 +57,7 @@ def _tiers(core: Core) -> Iterator[TierStatus]:
             yield TierStatus(
                 tier.value,
                 len(spaces),
-                sum(space.geometry.payload_bytes for space in spaces),
+                sum(space.capacity_bytes for space in spaces),
                 sum(space.used_bytes for space in spaces),
                 sum(chunk.states.count(ExtentState.SEALED) for chunk in chunks),
                 counters[f"hits_{tier}"],
@@ -80,7 +80,7 @@ def _segment(segment: Segment) -> SegmentStatus:
         segment.id,
         segment.worker,
         segment.ref.tier,
-        segment.geometry.payload_bytes,
+        allocator.capacity_bytes,
         allocator.free_bytes,
         allocator.bytes_in[ExtentState.RESERVED],
         allocator.bytes_in[ExtentState.SEALED],

@@ -185,9 +185,9 @@ def _first_cold(stretch: Stretch, copy: Copy, tier: Tier) -> range:
 def _demote_some(core: Core, segment: Segment) -> None:
     """One search for pages to demote; goes on at the next look."""
     demoting = core.moves.demoting
-    targets = _below(core, segment)
+    targets = below(core, segment)
     excess = segment.allocator.used_bytes
-    excess -= int(core.tunables.watermark_demote * segment.geometry.payload_bytes)
+    excess -= int(core.tunables.watermark_demote * segment.allocator.capacity_bytes)
     if not segment.takes_orders or not targets or segment.demoted_bytes >= excess:
         del demoting[segment]
         return
@@ -211,7 +211,7 @@ def _demote_some(core: Core, segment: Segment) -> None:
         del demoting[segment]
 
 
-def _below(core: Core, segment: Segment) -> list[Segment]:
+def below(core: Core, segment: Segment) -> list[Segment]:
     """Where this segment's pages are copied: the next slower tier that its worker has."""
     slower = (tier for tier in Tier if RANKS[tier] > segment.rank)
     found = (placing.of_worker(core, segment.worker, tier) for tier in slower)
@@ -222,7 +222,7 @@ def _demote(
     core: Core, run: Run, copy: Copy, targets: list[Segment], lacking: Counter[int]
 ) -> bool:
     """Copy the last pages of a copy that lie in no slower tier; whether some are on their way."""
-    pages = _last_unsafe(core, run, copy)
+    pages = last_unsafe(core, run, copy)
     if not pages:
         return False
     tier = targets[0].tier
@@ -243,7 +243,7 @@ def _is_admitted(core: Core, run: Run, size_bytes: int) -> bool:
     return core.admission.admits(Candidate(size_bytes, run.touches, chance), core.now)
 
 
-def _last_unsafe(core: Core, run: Run, copy: Copy) -> range:
+def last_unsafe(core: Core, run: Run, copy: Copy) -> range:
     """The last of those pages of a copy that lie in no slower tier, as many as move at once."""
     unsafe = victims.unsafe_pages(core, run, copy)
     stop = unsafe.rfind(1) + 1

@@ -11,6 +11,7 @@ import torch
 from kvstore import BadValue, Hit, Miss, MissReason, Stored
 from kvstore.client.tensors import device_block
 from kvstore.exit_codes import ExitCode
+from kvstore.transfer import worker_devices
 from kvstore.transfer.device import Move, open_device
 from kvstore.transfer.memory import Memory
 from tests.cluster.pages import SIZE, Pages
@@ -115,6 +116,34 @@ def test_a_device_s_pages_end_with_the_worker_and_others_do_not(data_dir: Path, 
         pages.assert_readable(opened, usual)
         assert pages.put(opened, asked, tier="hbm") == [Stored()] * 16
         assert pages.read_back(pages.store.match_prefix(opened, asked), 16) == [Hit()] * 16
+
+
+def test_a_device_gives_memory_back_while_a_client_reads_from_it(
+    data_dir: Path, lent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
+    device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
+    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
+        opened = pages.open()
+        chain, into = opened.chain(range(64)), device.allocate(16 * SIZE)
+        pages.put(opened, chain, tier="hbm")
+        (segment,) = [each.segment for each in pages.store.stat().segments if each.tier == "hbm"]
+
+        def read() -> list[object]:
+            match = pages.store.match_prefix(opened, chain)
+            return [*pages.store.read(match, into, range(0, 16 * SIZE, SIZE))]
+
+        assert read() == [Hit()] * 16
+        done = kvharbor("tier", "shrink", segment, "0B", f"--master={up.master}")
+        assert done.returncode == 0, done.stderr
+        assert f"{segment}: 0 B stay, 64 MiB are being given back" in done.stdout
+        capacity = 64 << 20
+        while capacity:  # the last lease ends after ten seconds
+            assert read() == [Hit()] * 16
+            capacity = {each.segment: each.capacity_bytes for each in pages.store.stat().segments}[
+                segment
+            ]
+        assert sealed_bytes(pages) == {"hbm": 0, "dram": 1 << 20}
 
 
 def test_a_device_that_does_not_do_is_named(data_dir: Path) -> None:

@@ -27,6 +27,7 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
     RegisterWorker,
+    ReleaseChunks,
     RetireExtents,
     SegmentOffer,
     WorkerAccepted,
@@ -60,6 +61,7 @@ class FakeSegment:
         self.records: dict[int, Record] = {}
         self.fenced: dict[int, int] = {}
         self.locked: set[int] = set()
+        self.released: set[int] = set()
 
     def digests(self) -> tuple[ChunkDigest, ...]:
         """One digest a chunk that is in use."""
@@ -92,6 +94,7 @@ class FakeSegment:
     def new_life(self) -> None:
         """The same medium again: what was being written is FREE."""
         self.incarnation += 1
+        self.released.clear()
         self.locked.clear()
         self.fenced.clear()
         self.records = {
@@ -131,6 +134,13 @@ class FakeSegment:
             self.segment, self.incarnation, span.generation, ordinal, span.part, part_bytes,
             PAGE_TOKENS, parents, keys, span.offsets, checksums.tobytes(),
         )  # fmt: skip
+
+    def release(self, command: ReleaseChunks) -> Done:
+        """Give memory back, in which nothing may lie."""
+        chunks = {offset // self.geometry.chunk_bytes for offset in self.records}
+        assert not chunks & set(command.chunks), command
+        self.released |= set(command.chunks)
+        return Done()
 
     def obey(self, command: Message) -> ExtentsConfirmed:
         """Carry out an order on extents."""
@@ -201,7 +211,13 @@ class FakeWorker(FakeSegment):
         """Register this worker's segments."""
         address = Address("tcp", f"{self.name}:1", 1)
         offers = [
-            SegmentOffer(each.segment, each.incarnation, each.tier, each.geometry)
+            SegmentOffer(
+                each.segment,
+                each.incarnation,
+                each.tier,
+                each.geometry,
+                tuple(sorted(each.released)),
+            )
             for each in self.segments
         ]
         message = RegisterWorker(self.name, self.name, (address,), tuple(offers))
@@ -253,11 +269,16 @@ class FakeWorker(FakeSegment):
 
     def answer(self, command: Message) -> Message | None:
         """Carry out whatever the master asked for; None when this worker has gone meanwhile."""
-        assert isinstance(command, Ingest | FenceExtents | FreeExtents | RetireExtents), command
+        kinds = Ingest | FenceExtents | FreeExtents | RetireExtents | ReleaseChunks
+        assert isinstance(command, kinds), command
         segment = next(each for each in self.segments if each.segment == command.segment)
-        if isinstance(command, Ingest):
-            return self.move(command, segment)
-        return segment.obey(command)
+        match command:
+            case Ingest():
+                return self.move(command, segment)
+            case ReleaseChunks():
+                return segment.release(command)
+            case _:
+                return segment.obey(command)
 
     def move(self, ingest: Ingest, target: FakeSegment) -> Ingested | None:
         """Copy pages from one segment to another, page by page, and report each."""

@@ -1,4 +1,4 @@
-"""An operator and the master: how the pool decides, seen and changed while it runs."""
+"""An operator and the master: what the pool decides and has, seen and changed at run time."""
 
 from __future__ import annotations
 
@@ -26,3 +26,23 @@ class PolicyInForce(Message, frozen=True, tag=76):
     name: str
     parameters: dict[str, float]
     known: tuple[str, ...]
+
+
+class ShrinkSegment(Message, frozen=True, tag=77):
+    """Operator to master: give memory of a segment on a device back -> SegmentShrinks.
+
+    At most `size_bytes` stay, in whole chunks. Nothing is planned in the others from now on, their
+    pages are copied down or dropped, and the memory goes when the last lease on them has ended.
+    Holds until the segment's worker starts anew. Safe to repeat.
+    """
+
+    segment: str
+    size_bytes: int
+
+
+class SegmentShrinks(Message, frozen=True, tag=78):
+    """Master to operator: what will stay, and what is still to be emptied."""
+
+    segment: str
+    kept_bytes: int
+    left_bytes: int
