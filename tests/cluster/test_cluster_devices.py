@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from kvstore import BadValue, Hit, Miss, MissReason, Stored
+from kvstore import AsyncKVStore, BadValue, Hit, Miss, MissReason, Stored
 from kvstore.client.tensors import device_block
 from kvstore.exit_codes import ExitCode
 from kvstore.transfer import worker_devices
@@ -22,6 +23,8 @@ from tests.fakes import payload
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from kvstore import OpenedNamespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -79,6 +82,26 @@ def test_pages_go_from_a_tensor_to_the_pool_and_back(
         match = pages.store.match_prefix(opened, chain)
         assert pages.store.read(match, device_block(into), places) == [Hit()] * 16
         assert torch.equal(into, source)
+
+
+def test_asyncio_programs_use_tensors_too(data_dir: Path, lent: str) -> None:
+    device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
+
+    async def both_ways(master: str, opened: OpenedNamespace) -> None:
+        chain, places = opened.chain(range(16)), range(0, 4 * SIZE, SIZE)
+        data = bytearray(b"".join(payload(key, 0, SIZE) for key in chain))
+        source = torch.frombuffer(data, dtype=torch.uint8).to(device)
+        into = torch.full_like(source, 7)
+        async with await AsyncKVStore.connect(master) as store:
+            put = await store.put(opened, chain, device_block(source), places, tier="hbm")
+            assert put == [Stored()] * 4
+            await store.prefetch(opened, chain, tier="hbm")
+            match = await store.match_prefix(opened, chain)
+            assert await store.read(match, device_block(into), places) == [Hit()] * 4
+        assert torch.equal(into, source)
+
+    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
+        asyncio.run(both_ways(up.master, pages.open()))
 
 
 @pytest.mark.parametrize("tier", ["hbm", "dram"])

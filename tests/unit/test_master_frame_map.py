@@ -17,10 +17,12 @@ class FrameMapMachine(RuleBasedStateMachine):
         super().__init__()
         self.map = FrameMap(FRAMES)
         self.taken: list[tuple[int, int]] = []
+        self.out: set[int] = set()
 
     def free_frames(self) -> set[int]:
-        """Frames in no piece that was taken."""
-        return set(range(FRAMES)) - {f for first, n in self.taken for f in range(first, first + n)}
+        """Frames in no piece that was taken, and in use."""
+        taken = {f for first, n in self.taken for f in range(first, first + n)}
+        return set(range(FRAMES)) - taken - self.out
 
     @rule(length=st.sampled_from(LENGTHS))
     def take(self, length: int) -> None:
@@ -49,6 +51,20 @@ class FrameMapMachine(RuleBasedStateMachine):
     def give(self, index: int) -> None:
         """Give a piece back."""
         self.map.give(*self.taken.pop(index % len(self.taken)))
+
+    @rule(number=st.integers(0, FRAMES // 4 - 1))
+    def withhold(self, number: int) -> None:
+        """What is free of a chunk goes; the rest can follow."""
+        chunk = set(range(4 * number, 4 * number + 4))
+        self.out |= chunk & self.free_frames()
+        assert self.map.withhold(number) == (chunk <= self.out)
+        assert (number in self.map.withheld_chunks) == (chunk <= self.out)
+
+    @rule()
+    def restore(self) -> None:
+        """All of it can be had again."""
+        self.map.restore()
+        self.out.clear()
 
     @invariant()
     def free_pieces_are_the_rest(self) -> None:

@@ -150,3 +150,24 @@ def test_an_empty_chunk_has_no_line_in_the_inventory() -> None:
     segment = table()
     segment.cut(0, PAGE)
     assert segment.digests() == ()
+
+
+def test_chunks_in_which_nothing_lies_can_be_released() -> None:
+    shrinking = SegmentTable(SegmentId("s"), Incarnation(INCARNATION), GEOMETRY, can_shrink=True)
+    shrinking.adopt([record(CHUNK, 7)])
+    for numbers, want in (([1], "chunks in which nothing lies"), ([-1], "0 to 3"), ([4], "0 to 3")):
+        with pytest.raises(BadValue, match=want):
+            shrinking.release([0, *numbers])
+        assert not shrinking.released
+    shrinking.chunks[CHUNK].states[0] = RecordState.FREE
+    shrinking.chunks[CHUNK].works[0] = 3
+    with pytest.raises(BadValue, match="nothing lies"):
+        shrinking.release([1])
+    shrinking.release([0, 3])
+    shrinking.release([3, 2])
+    assert shrinking.released == {0, 2, 3}
+
+
+def test_chunks_of_a_file_are_not_released() -> None:
+    with pytest.raises(BadValue, match="one whose chunks can be given back"):
+        table().release([0])
