@@ -90,6 +90,9 @@ class FakeDisk:
         """The next payload-sized write lands so far from its place."""
         self.kill_after: int | None = None
         self.seconds_a_call = 0.0
+        self.answers = threading.Event()
+        """While it is clear, calls hang."""
+        self.answers.set()
         self.trace: list[tuple[int, bytes]] = []
         """Every write, in order: (file offset, bytes)."""
         self._clock = clock
@@ -156,7 +159,8 @@ class FakeDisk:
     # --- for its files ------------------------------------------------------------------------
 
     def spend(self) -> None:
-        """Let virtual time pass, as a slow disk does."""
+        """Hang, or let virtual time pass, as a slow disk does."""
+        self.answers.wait()
         if self._clock is not None:
             self._clock.advance(self.seconds_a_call)
 

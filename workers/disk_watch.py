@@ -1,7 +1,7 @@
 """Looks at the disks now and then, so that the leader hears when one does less.
 
-Owns what was told last. A disk that does not answer holds up the thread of these looks, and nobody
-else. What an error means for a segment is `workers.tiers.guarded_file`'s.
+Owns what was told last. A disk that does not answer holds up the thread of its own looks, and
+nobody else. What an error means for a segment is `workers.tiers.guarded_file`'s.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ from workers.events import MediumChanged
 from workers.tiers.guarded_file import ServiceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor, Future
 
     from workers.tiers.nvme import NvmeSegment
 
 
 class DiskWatch:
-    """Looks while nothing else asks a disk for durable records."""
+    """Looks at each disk while nothing else asks it for durable records."""
 
     def __init__(
         self,
-        segments: Sequence[NvmeSegment],
-        executor: Executor,
+        threads: Mapping[NvmeSegment, Executor],
         tell: Callable[[MediumChanged], None],
     ) -> None:
-        """`tell` hears of each change once, in a thread of `executor`."""
-        self._told = {segment.id: ServiceState.SERVING for segment in segments}
-        self._segments = segments
-        self._executor = executor
+        """`tell` hears of each change once, in the disk's thread."""
+        self._told = dict.fromkeys(threads, ServiceState.SERVING)
+        self._threads = threads
         self._tell = tell
-        self._pending: Future[None] | None = None
+        self._pending: dict[NvmeSegment, Future[None]] = {}
 
     def look_soon(self) -> None:
-        """Have the disks looked at, unless that is about to be done. For one thread."""
-        if self._segments and (self._pending is None or self._pending.done()):
-            self._pending = self._executor.submit(self._look)
+        """Have each disk looked at, unless that is about to be done. For one thread."""
+        for segment, thread in self._threads.items():
+            pending = self._pending.get(segment)
+            if pending is None or pending.done():
+                self._pending[segment] = thread.submit(self._look, segment)
 
-    def _look(self) -> None:
-        for segment in self._segments:
-            segment.check_name()
-            service, reason = segment.service, segment.reason
-            if service is not self._told[segment.id]:
-                self._told[segment.id] = service
-                self._tell(MediumChanged(segment.id, service, reason))
+    def _look(self, segment: NvmeSegment) -> None:
+        segment.check_name()
+        service, reason = segment.service, segment.reason
+        if service is not self._told[segment]:
+            self._told[segment] = service
+            self._tell(MediumChanged(segment.id, service, reason))

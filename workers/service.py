@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -85,11 +85,16 @@ class Service:
         self._numbers = count(1)
         self._sessions: dict[int, DataSession] = {}
         """By number: whose threads carry out the actions that answer them."""
-        self._checks = ThreadPoolExecutor(1, "worker-checks")
-        self._disk_records = ThreadPoolExecutor(1, "worker-disk-records")
-        """For records that are written durably: a disk may take seconds for that (I27)."""
-        disks = [each for each in self.segments.values() if isinstance(each, NvmeSegment)]
-        self.disks = DiskWatch(disks, self._disk_records, self.dispatch)
+        self._checks: dict[str, Executor] = {
+            each.id: ThreadPoolExecutor(1, f"checks-{each.id}") for each in self.segments.values()
+        }
+        self._disk_records = {
+            each: ThreadPoolExecutor(1, f"records-{each.id}")
+            for each in self.segments.values()
+            if isinstance(each, NvmeSegment)
+        }
+        """For records that are written durably: a disk may take seconds, or forever (I27)."""
+        self.disks = DiskWatch(self._disk_records, self.dispatch)
 
     @property
     def tables(self) -> Mapping[str, SegmentTable]:
@@ -191,8 +196,8 @@ class Service:
     def close(self) -> None:
         """End moves, and wait for checks that run; every other thread must have ended."""
         self.mover.close()
-        self._checks.shutdown()
-        self._disk_records.shutdown()
+        for thread in (*self._checks.values(), *self._disk_records.values()):
+            thread.shutdown()
 
     def _execute(self, action: Action, session: DataSession | None) -> Event | None:
         """Carry one action out; the event that it ends in, if that is known at once."""
@@ -215,9 +220,9 @@ class Service:
             case events.WriteFree() | events.WriteRemoved():
                 return self._write(action)
             case events.ReleaseMemory():
-                self._checks.submit(self._release, action)
+                self._checks[action.segment].submit(self._release, action)
             case events.VerifyPayloads():
-                self._checks.submit(self._verify, action)
+                self._checks[action.extents.segment].submit(self._verify, action)
             case _:
                 assert_never(action)
         return None
@@ -247,7 +252,7 @@ class Service:
     def _send_rows(self, action: events.SendRows) -> None:
         segment = self.segments[action.segment]
         if isinstance(segment, NvmeSegment):
-            self._disk_records.submit(self._send_rows_of, segment, action)
+            self._disk_records[segment].submit(self._send_rows_of, segment, action)
         else:
             self._send_rows_of(segment, action)
 
@@ -265,7 +270,7 @@ class Service:
         """Change records; the end of it, if that is known at once."""
         segment = self.segments[action.extents.segment]
         if isinstance(segment, NvmeSegment):
-            self._disk_records.submit(self._write_to_disk, segment, action)
+            self._disk_records[segment].submit(self._write_to_disk, segment, action)
             return None
         if isinstance(action, events.WriteFree):
             return events.WorkEnded(action.work, self._write_free(segment, action.extents))
@@ -297,14 +302,14 @@ class Service:
         return bytes(outcomes)
 
     def _release(self, action: events.ReleaseMemory) -> None:
-        """Give chunks of a device back; in a thread of its own, since copies are waited for."""
+        """Give chunks of a device back, in the segment's thread, since copies are waited for."""
         segment = self.segments[action.segment]
         assert isinstance(segment, HbmSegment), "no other can shrink"
         segment.release(action.chunks)
         self._control().answer(action.command, Done())
 
     def _verify(self, action: events.VerifyPayloads) -> None:
-        """Hash sealed extents; in a thread of its own, since it may take long (I27)."""
+        """Hash sealed extents, in the segment's thread, since it may take long (I27)."""
         segment, size_class = self.segments[action.extents.segment], action.extents.size_class
         try:
             outcomes = bytes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,8 @@ from workers.events import MediumChanged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from workers.tiers.nvme import NvmeSegment
+
 
 class Later(Executor):
     """Runs what it was given when it is told to."""
@@ -24,11 +27,11 @@ class Later(Executor):
         self.jobs: list[tuple[Future[Any], Callable[..., Any]]] = []
 
     def submit(  # type: ignore[override]  # as it is called here
-        self, fn: Callable[[], None]
+        self, fn: Callable[[NvmeSegment], None], segment: NvmeSegment
     ) -> Future[None]:
         """Keep a job."""
         future: Future[None] = Future()
-        self.jobs.append((future, fn))
+        self.jobs.append((future, partial(fn, segment)))
         return future
 
     def run(self) -> None:
@@ -49,7 +52,7 @@ class Later(Executor):
 def test_each_change_is_told_once(spoil: Callable[[FakeDisk], None], state: str) -> None:
     disk, executor, told = FakeDisk(), Later(), list[MediumChanged]()
     segment, _ = nvme_parts.opened(disk)
-    watch = DiskWatch([segment], executor, told.append)
+    watch = DiskWatch({segment: executor}, told.append)
     watch.look_soon()
     executor.run()
     assert told == []
@@ -64,20 +67,22 @@ def test_each_change_is_told_once(spoil: Callable[[FakeDisk], None], state: str)
     segment.close()
 
 
-def test_a_look_that_lasts_is_not_asked_for_again() -> None:
-    executor = Later()
-    segment, _ = nvme_parts.opened(FakeDisk())
-    watch = DiskWatch([segment], executor, lambda _: None)
+def test_a_look_that_lasts_is_not_asked_for_again_and_holds_up_no_other_disk() -> None:
+    stuck, other, told = Later(), Later(), list[MediumChanged]()
+    hung, _ = nvme_parts.opened(FakeDisk())
+    disk = FakeDisk()
+    good, _ = nvme_parts.opened(disk)
+    watch = DiskWatch({hung: stuck, good: other}, told.append)
     for _ in range(3):
         watch.look_soon()
-    assert len(executor.jobs) == 1
-    executor.run()
+        assert (len(stuck.jobs), len(other.jobs)) == (1, 1)
+        other.run()
+    disk.vanish(nvme_parts.PATH.parent)
     watch.look_soon()
-    assert len(executor.jobs) == 1
-    segment.close()
-
-
-def test_without_disks_nothing_is_looked_at() -> None:
-    executor = Later()
-    DiskWatch([], executor, lambda _: None).look_soon()
-    assert not executor.jobs
+    other.run()
+    assert [each.state for each in told] == ["read_only"]
+    stuck.run()
+    watch.look_soon()
+    assert len(stuck.jobs) == 1
+    hung.close()
+    good.close()
