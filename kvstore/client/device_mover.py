@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore.client.performer import Mover
+from kvstore.replica import Tier
 from kvstore.transfer.bounce import read_to_device, wipe
 from kvstore.transfer.device import Move
 from kvstore.transfer.shm import ShmTransport
@@ -26,9 +27,14 @@ if TYPE_CHECKING:
     from kvstore.transfer.choice import Choice
     from kvstore.transfer.device import Block
     from kvstore.transfer.transport import IngestSpan, ReadSpan, Transport
+    from kvstore.wire.messages.common import SegmentRef
 
     TakeBuffer = Callable[[int], AbstractContextManager[Buffer]]
     """A buffer of at least so many bytes, for a `with`."""
+
+
+BEST: Final = -1
+"""Before every rank of a choice."""
 
 
 class DeviceMover(Mover):
@@ -42,6 +48,13 @@ class DeviceMover(Mover):
         self._block = block
         self._bounces = bounces
         self._take_buffer = take_buffer
+
+    def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
+        """As for host memory, but that a device of this host comes first."""
+        way = self._choice.transport(segment, timeout_s)
+        if segment.tier == Tier.HBM and isinstance(way, ShmTransport):
+            return BEST
+        return super().rank(segment, timeout_s)
 
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Zero what a read delivered."""

@@ -1,8 +1,8 @@
 """Which transport reaches which worker: opened once, remembered, tried again after a failure.
 
 Order: shm on one host; the transfer engine where it is asked for; else our own stream; within
-one kind the faster tier, then the cheapest address. A configured transport that this process cannot
-use stops the start.
+one kind the tier that is read faster, then the cheapest address. A configured transport that this
+process cannot use stops the start.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ OPEN_TIMEOUT_S: Final = 5.0
 TRY_AGAIN_S: Final = 2.0
 SORTED_MAX: Final = 4096
 _COST_MAX: Final = 1 << 20
-_TIERS: Final = {str(tier): number for number, tier in enumerate(Tier)}
-"""Fastest first; one that we do not know comes last."""
+_TIERS: Final[dict[str, int]] = {Tier.DRAM: 0, Tier.HBM: 1, Tier.NVME: 2}
+"""By how fast host memory is filled from there; one that we do not know comes last."""
 
 _ALL: Final[weakref.WeakSet[Choice]] = weakref.WeakSet()
 

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kvstore.client.device_mover import DeviceMover
+from kvstore.client.performer import HostMover
+from kvstore.client.staging import SpareBuffers
+from kvstore.clock import SystemClock
 from kvstore.errors import BadValue
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, Role
 from kvstore.transfer import worker_devices
 from kvstore.transfer.bounce import Bounces
+from kvstore.transfer.buffer import Buffer
+from kvstore.transfer.choice import Choice
 from kvstore.transfer.context import TransferContext
 from kvstore.transfer.device import CPU, Move
 from kvstore.transfer.shm import open_transport
@@ -31,6 +37,7 @@ from workers.events import Stretch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvstore.client.performer import Mover
     from kvstore.transfer.device import Block, Device
     from kvstore.transfer.shm import ShmTransport
     from kvstore.wire.messages.base import Message
@@ -294,3 +301,19 @@ def test_what_cannot_be_opened_is_refused(rig: Rig) -> None:
             with pytest.raises(BadValue, match="a segment on a device, in the life that it is in"):
                 client.call(ShareDeviceSegment(name, incarnation))
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_block_is_read_into_from_a_device_before_memory_and_host_memory_from_memory(
+    rig: Rig, client: Client
+) -> None:
+    choice = Choice(["shm"], lambda: Identity(Role.ENGINE), SystemClock())
+    block = client.device.allocate(PAGE)
+    refs = [client.ref(rig.hbm), client.ref(rig.segment)]
+
+    def best(mover: Mover) -> str:
+        return min(refs, key=lambda ref: mover.rank(ref, TIMEOUT_S) or 0).tier
+
+    buffers = SpareBuffers(lambda size: Buffer(1, size))
+    assert best(DeviceMover(choice, block, client.bounces, buffers.take)) == "hbm"
+    assert best(HostMover(choice, host(bytes(PAGE)))) == "dram"
+    choice.close()
