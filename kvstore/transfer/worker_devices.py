@@ -16,7 +16,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import BadValue, KVStoreError, MalformedMessage
+from kvstore.errors import BadValue, KVStoreError, MalformedMessage, OutOfSpace
 from kvstore.replica import Tier
 from kvstore.transfer.bounce import span_checksums_on_device
 from kvstore.transfer.data_links import call
@@ -131,7 +131,8 @@ class WorkerDevices:
                 # What was open is closed when the last read from it ends.
                 self._segments = {k: s for k, s in self._segments.items() if k[0] != ref.segment}
                 found = None
-                found = self._open(ref, device, bounces, now_s + timeout_s)
+                with suppress(BadValue, OutOfSpace):  # nor can it be shared a moment later
+                    found = self._open(ref, device, bounces, now_s + timeout_s)
                 self._segments[place] = found, now_s
             return found
 

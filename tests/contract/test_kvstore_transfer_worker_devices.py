@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kvstore import limits
 from kvstore.client.device_mover import DeviceMover
 from kvstore.client.performer import HostMover
 from kvstore.client.staging import SpareBuffers
@@ -194,6 +195,21 @@ def test_pages_for_another_device_come_through_the_host(rig: Rig) -> None:
     client = Client(rig, device)
     assert client.read(rig.hbm, Pages(OFFSETS)) == (None, [b"\xee" * PAGE] * 4)
     client.close()
+
+
+def test_a_segment_that_cannot_be_shared_is_not_asked_for_again(
+    rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(OFFSETS)
+    client.ingest(rig.hbm, pages, client.block(pages))
+    monkeypatch.setattr(limits, "DESCRIPTORS_SENT_MAX", 4)
+    assert client.read(rig.hbm, pages)[0] is None
+    monkeypatch.undo()
+    assert client.read(rig.hbm, pages)[0] is None
+    monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
+    assert client.read(rig.hbm, pages) == (bytes(4), pages.payloads)
+    assert release(rig, 3) == Done()
+    assert list(rig.hbm.chunks) == [0, 1, 2]
 
 
 def test_another_life_of_the_segment_is_opened_anew() -> None:
