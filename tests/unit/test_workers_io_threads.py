@@ -15,6 +15,8 @@ from workers.tiers.io_threads import IoThreads
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from workers.tiers.io_threads import Job
+
 THREADS = 2
 WAIT_S = 20.0
 
@@ -65,6 +67,33 @@ def test_a_failure_ends_the_call_when_nothing_of_it_runs_any_more(threads: IoThr
         threads.run([slow, failing, *[lambda: ended.append("later")] * 50])
     assert "slow" in ended
     assert len(ended) < 50
+
+
+def test_jobs_are_asked_for_in_the_calling_thread_while_others_run(threads: IoThreads) -> None:
+    asked, askers, came = threading.Event(), list[int](), list[bool]()
+
+    def jobs() -> Iterator[Job]:
+        askers.append(threading.get_ident())
+        yield lambda: came.append(asked.wait(WAIT_S))
+        askers.append(threading.get_ident())
+        asked.set()
+
+    threads.run(jobs())
+    assert askers == [threading.get_ident()] * 2
+    assert came == [True]
+
+
+def test_a_failure_between_jobs_ends_the_call_when_none_runs_any_more(threads: IoThreads) -> None:
+    goes_on, ended = threading.Event(), list[bool]()
+
+    def jobs() -> Iterator[Job]:
+        yield lambda: ended.append(goes_on.wait(WAIT_S))
+        goes_on.set()
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        threads.run(jobs())
+    assert ended == [True]
 
 
 def test_a_short_call_does_not_wait_for_all_of_a_long_one(threads: IoThreads) -> None:

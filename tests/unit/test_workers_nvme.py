@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,8 @@ from tests.unit.nvme_parts import (
     stretch,
 )
 from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation, key
+from workers.tiers import nvme, part_io
+from workers.tiers.part_io import Encoded, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,6 +210,24 @@ def test_every_codec_brings_the_same_bytes(disk: FakeDisk, codec: Codec | None) 
     assert read_back(segment, parts) == [OK] * 6
     ratio = segment.counts.bytes_written / segment.counts.payload_bytes_written
     assert ratio == 1 if codec is Codec.NONE else ratio < 0.75
+    segment.close()
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, None])
+def test_parts_are_encoded_in_the_callers_thread(
+    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, codec: Codec | None
+) -> None:
+    segment, _ = opened(disk, codec)
+    encoders = list[int]()
+
+    def noted(codec: Codec, payload: memoryview) -> Encoded:
+        encoders.append(threading.get_ident())
+        return encoded(codec, payload)
+
+    monkeypatch.setattr(nvme, "encoded", noted)
+    monkeypatch.setattr(part_io, "encoded", noted)
+    assert outcomes(segment.write(parts_at(*OFFSETS))) == [OK] * 5
+    assert set(encoders) == {threading.get_ident()}, "reads wait for the disk's threads"
     segment.close()
 
 

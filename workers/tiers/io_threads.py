@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections import deque
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
@@ -37,19 +36,19 @@ class IoThreads:
     def run(self, jobs: Iterable[Job]) -> None:
         """Carry all jobs out; when this returns or raises, none of them runs any more.
 
-        The first exception of a job is raised, and later jobs are not begun.
+        Each job is asked of `jobs` in the calling thread, while earlier ones run. The first
+        exception of either is raised, and later jobs are not begun.
         """
-        waiting = deque(jobs)
         running: set[Future[None]] = set()
-        failed: BaseException | None = None
-        while running or (waiting and failed is None):
-            while waiting and failed is None and len(running) < self._given_max:
-                running.add(self._executor.submit(waiting.popleft()))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in done:
-                failed = failed or each.exception()
-        if failed is not None:
-            raise failed
+        try:
+            for job in jobs:
+                running.add(self._executor.submit(job))
+                if len(running) == self._given_max:
+                    running = _left(running)
+            while running:
+                running = _left(running)
+        finally:
+            wait(running)
 
     def aligned(self, size_bytes: int) -> memoryview:
         """Block-aligned memory of the calling thread, the same again at its next call.
@@ -68,3 +67,11 @@ class IoThreads:
     def close(self) -> None:
         """Wait for what runs, and end the threads."""
         self._executor.shutdown()
+
+
+def _left(running: set[Future[None]]) -> set[Future[None]]:
+    """Those that still run when the next has ended; raises what that has raised."""
+    done, left = wait(running, return_when=FIRST_COMPLETED)
+    for each in done:
+        each.result()
+    return left

@@ -42,17 +42,17 @@ from workers.tiers.part_io import (
 from workers.tiers.segment_file import Medium, own_segment_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from kvstore.clock import Clock
     from kvstore.codec import Codec
     from kvstore.ids import Incarnation, SegmentId
-    from kvstore.record import Record
     from kvstore.segment import Geometry, SegmentHeader
     from workers.events import Stretch
     from workers.record_table import Found
     from workers.tiers.disk import Disk, DiskFile
+    from workers.tiers.io_threads import Job
 
 LOG: Final = logging.getLogger(__name__)
 THREADS: Final = 2
@@ -136,7 +136,7 @@ class NvmeSegment:
 
         stretches = runs(self.geometry, [part.extent for part in parts])
         try:
-            self._run(job, stretches)
+            self._threads.run(partial(job, stretch) for stretch in stretches)
         finally:
             for part, each in zip(parts, found, strict=True):
                 if each.record is None:
@@ -154,11 +154,7 @@ class NvmeSegment:
             _check(part)
         found = [PartWritten(Outcome.TRANSPORT)] * len(parts)
 
-        def job(stretch: Stretch) -> None:
-            page, stop = stretch.page, stretch.page + stretch.count
-            found[page:stop] = self._write(parts[page:stop])
-
-        self._run(job, runs(self.geometry, [_place(part) for part in parts]))
+        self._threads.run(self._writes(parts, found))
         self._note_written(parts, found)
         return found
 
@@ -197,36 +193,40 @@ class NvmeSegment:
             return Outcome.TRANSPORT
         return Outcome.OK
 
-    def _run(self, job: Callable[[Stretch], None], stretches: Iterable[Stretch]) -> None:
-        self._threads.run(partial(job, stretch) for stretch in stretches)
+    def _writes(self, parts: Sequence[PartToWrite], found: list[PartWritten]) -> Iterator[Job]:
+        """Jobs that write neighbours, as far as they are what they say and fit.
 
-    def _write(self, parts: Sequence[PartToWrite]) -> list[PartWritten]:
-        """Write neighbours, as far as they are what they say and fit."""
-        forms = [self._form(part) if _is_true(part) else None for part in parts]
-        found = [_fitted(part, form) for part, form in zip(parts, forms, strict=True)]
-        fit = [
-            (page, form)
-            for page, form in enumerate(forms)
-            if form is not None and found[page].outcome is Outcome.OK
-        ]
-        for stretch in runs(self.geometry, [_place(parts[page]) for page, _ in fit]):
-            pages, stored = zip(*fit[stretch.page : stretch.page + stretch.count], strict=True)
-            outcome = self._write_run(stretch, [parts[page].record for page in pages], stored)
-            for page in pages:
-                found[page] = msgspec.structs.replace(found[page], outcome=outcome)
-        return found
+        Encoded in the thread that asks for the next job: reads wait for the disk's own.
+        """
+        for near in runs(self.geometry, [_place(part) for part in parts]):
+            fit: list[tuple[int, Encoded]] = []
+            for page in range(near.page, near.page + near.count):
+                form = self._form(parts[page]) if _is_true(parts[page]) else None
+                found[page] = _fitted(parts[page], form)
+                if form is not None and found[page].outcome is Outcome.OK:
+                    fit.append((page, form))
+            for stretch in runs(self.geometry, [_place(parts[page]) for page, _ in fit]):
+                some = fit[stretch.page : stretch.page + stretch.count]
+                yield partial(self._write_run, stretch, some, parts, found)
 
     def _write_run(
-        self, stretch: Stretch, records: Sequence[Record], forms: Sequence[Encoded]
-    ) -> Outcome:
+        self,
+        stretch: Stretch,
+        forms: Sequence[tuple[int, Encoded]],
+        parts: Sequence[PartToWrite],
+        found: list[PartWritten],
+    ) -> None:
+        records = [parts[page].record for page, _ in forms]
+        outcome = Outcome.OK
         try:
-            self._parts.write_run(stretch, records, forms)
+            self._parts.write_run(stretch, records, [form for _, form in forms])
         except OutOfService:
-            return Outcome.TRANSPORT
+            outcome = Outcome.TRANSPORT
         except (OSError, OutOfSpace) as error:
             LOG.warning("%s: no room for a record table, or no memory: %s", self.id, error)
-            return Outcome.OUT_OF_SPACE
-        return Outcome.OK
+            outcome = Outcome.OUT_OF_SPACE
+        for page, _ in forms:
+            found[page] = msgspec.structs.replace(found[page], outcome=outcome)
 
     def _form(self, part: PartToWrite) -> Encoded:
         if self._codec is not None:
