@@ -31,7 +31,7 @@ KEPT: Final = 2
 a pool of a thousand pages serves 0.2 to 0.4 points less than one that sees all scores, with 16
 less by up to 0.1."""
 KEPT_AHEAD: Final = 8
-"""The coldest eighth of a segment is made safe ahead of eviction."""
+"""The coldest eighth of a segment is made safe ahead of eviction: first of what is not leased."""
 FRUITLESS_MAX: Final = 4
 """Searches in a row that may find nothing before the segment is given up for now."""
 DEPTH_MAX: Final = 256
