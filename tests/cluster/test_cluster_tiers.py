@@ -49,7 +49,6 @@ IN_TIME_S = 20.0
 CONFIG = """
 [master]
 lease_ttl_s = 1.0
-nvme_admission = "all"
 [worker]
 staging = "64MiB"
 """
@@ -58,7 +57,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 class Tiers:
-    """A pool with little memory over a disk, which takes whatever is offered."""
+    """A pool with little memory over a disk."""
 
     def __init__(self, folder: Path) -> None:
         self.data_dir = folder / "pool"
