@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import AccessDenied, OutOfSpace
+from kvstore.ids import KEY_BYTES
 from kvstore.require import require_owner, require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.pins import (
@@ -27,7 +28,7 @@ from master.reads import asked_namespace, readable_pages
 from master.sessions import OPERATOR, WORKER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from master.core import Core
     from master.namespaces import KnownNamespace
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 ENDED_PER_TICK: Final = 4
 """Pins, of up to BATCH_PAGES_MAX pages each."""
+ABOVE_RUNS_MAX: Final = 1024
+"""Looked through for one pin (I27)."""
 
 
 def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
@@ -53,12 +56,12 @@ def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
     if not pages:
         core.reply(caller, answer)
         return
+    above = _take_in_above(core, known, pages) if message.hard else {}
     _check_room(core, known, message, pages)
-    changed = core.pins.lift(known, pages, message.owner)
     until_s = core.now + message.ttl_s
     number = core.pins.new_number()
     pin = Pin(number, known, message.owner, message.hard, message.ttl_s, until_s, pages)
-    core.pins.add(pin)
+    changed = core.pins.add(pin, above)
     core.pins.deadlines.place(pin, until_s)
     _let_expire(core, known, pages)
     _write(core, [*changed, pin], lambda: core.reply(caller, answer))
@@ -122,6 +125,53 @@ def _extent_bytes(known: KnownNamespace, run: Run | None) -> int:
     return sum(map(size_class_of, sizes))
 
 
+def _take_in_above(
+    core: Core, known: KnownNamespace, pages: dict[bytes, int]
+) -> dict[bytes, bytes]:
+    """Add to each page's bytes what it alone would hold above itself; the next hold above each.
+
+    Tails leave first, so a hard pin keeps all that is above it. OutOfSpace where that is too much
+    to look through at once.
+    """
+    holds, tree, left = core.pins.held(known), known.tree, ABOVE_RUNS_MAX
+    above: dict[bytes, bytes] = {}
+    own = dict(pages)
+    for stretch in tree.stretches(b"".join(own)):
+        run, stop = stretch.run, stretch.page
+        keys = split_keys(run.keys[stop * KEY_BYTES : (stop + stretch.count) * KEY_BYTES])
+        above |= zip(keys[1:], keys, strict=False)
+        first = keys[0]
+        while first not in holds:
+            if not stop:
+                parent = tree.parent_run(run)
+                if parent is None:
+                    break
+                run, stop = parent, len(parent)
+            near = run.key(stop - 1)
+            if near in holds or near in own:
+                above[first] = near
+                break
+            if not left:
+                raise OutOfSpace(f"more than {ABOVE_RUNS_MAX} runs are above: pin those first")
+            left -= 1
+            kept = _up_to_held(run, stop, own, holds)
+            pages[first] += (stop - kept) * own[first]
+            stop = kept
+    for key in own.keys() & holds.keys():
+        pages[key] = holds[key].size_bytes
+    return above
+
+
+def _up_to_held(run: Run, stop: int, *held: Mapping[bytes, object]) -> int:
+    """How many of the first `stop` pages of a run there are up to the last one held."""
+    keys = split_keys(run.keys[: stop * KEY_BYTES])
+    if all(each.keys().isdisjoint(keys) for each in held):
+        return 0
+    while not any(keys[-1] in each for each in held):
+        keys.pop()
+    return len(keys)
+
+
 def _check_room(
     core: Core, known: KnownNamespace, message: PinPages, pages: dict[bytes, int]
 ) -> None:
@@ -135,8 +185,8 @@ def _check_room(
     if pins.pages + before.count(None) > limits.PINNED_PAGES_MAX:
         raise OutOfSpace(f"{pins.pages} of {limits.PINNED_PAGES_MAX} pages are pinned")
     if message.hard:
-        hard = zip(before, pages.values(), strict=True)
-        wanted = sum(size for pin, size in hard if pin is None or not pin.hard)
+        holds = pins.held(known)
+        wanted = sum(size for key, size in pages.items() if key not in holds)
         pool = sum(s.geometry.payload_bytes for s in core.segments.values() if s.readable)
         most = int(core.tunables.pin_quota * pool)
         held = pins.hard_bytes[tenant]

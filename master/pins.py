@@ -3,7 +3,7 @@
 Owns the keys `pins/<number>`. Must not know trees, requests or what a pin holds back. A pin is kept
 by its pages' keys and not with the runs that hold them: so it outlives the split of a run, the loss
 and return of a worker, and a master, after which its time begins anew. Every owner's pin of a page
-counts for itself.
+counts for itself; what hard pins hold back counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from master.packed import split_keys
 from master.wheel import NOWHERE, Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from master.run import Run
     from master.wheel import Wakeup
@@ -45,13 +45,23 @@ class Pin(msgspec.Struct, eq=False):
     ttl_s: float
     until_s: float
     pages: dict[bytes, int]
-    """Bytes of each page's extents, by its key."""
+    """Bytes of each page's extents, by its key; of a hard one with what it holds above itself."""
     bucket: int = NOWHERE
 
     @property
     def size_bytes(self) -> int:
         """Of all its pages."""
         return sum(self.pages.values())
+
+
+class Hold(msgspec.Struct, gc=False):
+    """What a hard-pinned page holds back: itself, and the pages above it up to the next hold."""
+
+    size_bytes: int
+    above: bytes | None
+    """The page of that next hold."""
+    users: int = 0
+    """Hard pins of the page, and holds right below: with the last of them the hold ends."""
 
 
 class Pins:
@@ -61,12 +71,14 @@ class Pins:
         """Start with none; `wakeup` hears of deadlines."""
         self.deadlines: Wheel[Pin] = Wheel(GRAIN_S, wakeup)
         self.hard_bytes: Counter[str] = Counter()
-        """Held by hard pins, by tenant."""
+        """Held back by hard pins, by tenant."""
         self.pages = 0
         """Pinned, each as often as it has owners."""
         self._pins: dict[int, Pin] = {}
         self._by_page: dict[int, dict[bytes, dict[str, Pin]]] = {}
         """By the namespace's ordinal, the page's key, and the owner."""
+        self._holds: dict[int, dict[bytes, Hold]] = {}
+        """By the namespace's ordinal and the page's key."""
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -80,14 +92,53 @@ class Pins:
         """A number that no pin has, here or in the store."""
         return self._last_number + 1
 
-    def add(self, pin: Pin) -> None:
-        """Take in a pin whose pages its owner has not pinned otherwise."""
+    def add(self, pin: Pin, above: Mapping[bytes, bytes] | None = None) -> list[Pin]:
+        """Take in a pin instead of its owner's earlier ones of its pages; those that changed.
+
+        `above`: the next hold above a page, for those that have one, of this pin or held already.
+        """
+        if pin.hard:
+            self._hold(pin, above or {})
+        changed = self.lift(pin.known, pin.pages, pin.owner)
         by_page = self._by_page.setdefault(pin.known.ordinal, {})
         for key in pin.pages:
             by_page.setdefault(key, {})[pin.owner] = pin
         self._pins[pin.number] = pin
         self._last_number = max(self._last_number, pin.number)
-        self._count(pin, pin.pages.values(), 1)
+        self.pages += len(pin.pages)
+        return changed
+
+    def held(self, known: KnownNamespace) -> Mapping[bytes, Hold]:
+        """What hard pins hold back in this namespace, by the key of the lowest page."""
+        return self._holds.get(known.ordinal, {})
+
+    def _hold(self, pin: Pin, above: Mapping[bytes, bytes]) -> None:
+        holds = self._holds.setdefault(pin.known.ordinal, {})
+        made = {
+            key: Hold(size, above.get(key)) for key, size in pin.pages.items() if key not in holds
+        }
+        holds |= made
+        for key in pin.pages:
+            holds[key].users += 1
+        for hold in made.values():
+            if hold.above is not None:
+                holds[hold.above].users += 1
+        self.hard_bytes[pin.known.namespace.content.tenant] += sum(
+            hold.size_bytes for hold in made.values()
+        )
+
+    def _let_go(self, known: KnownNamespace, lowest: bytes) -> None:
+        holds, key = self._holds[known.ordinal], lowest
+        while True:
+            hold = holds[key]
+            hold.users -= 1
+            if hold.users:
+                return
+            del holds[key]
+            self.hard_bytes[known.namespace.content.tenant] -= hold.size_bytes
+            if hold.above is None:
+                return
+            key = hold.above
 
     def start(self, now_s: float) -> None:
         """Time begins: also that of the pins that were found in the store."""
@@ -108,17 +159,15 @@ class Pins:
             if key in by_page and not owners:
                 del by_page[key]
         for pin, lifted in changed.items():
-            self._count(pin, [pin.pages.pop(key) for key in lifted], -1)
+            self.pages -= len(lifted)
+            for key in lifted:
+                del pin.pages[key]
+                if pin.hard:
+                    self._let_go(known, key)
             if not pin.pages:
                 self.deadlines.discard(pin)
                 del self._pins[pin.number]
         return list(changed)
-
-    def _count(self, pin: Pin, sizes: Iterable[int], sign: int) -> None:
-        sizes = list(sizes)
-        self.pages += sign * len(sizes)
-        if pin.hard:
-            self.hard_bytes[pin.known.namespace.content.tenant] += sign * sum(sizes)
 
     def of_owner(self, known: KnownNamespace, owner: str) -> list[Pin]:
         """All that this owner has pinned in this namespace."""
@@ -169,13 +218,28 @@ class Pins:
         }
         if rows != indexed or self.pages != len(rows):
             raise InvariantBroken(f"I31: {len(rows)} pinned pages, {len(indexed)} in the index")
-        hard: Counter[str] = Counter()
         for pin in self._pins.values():
-            hard[pin.known.namespace.content.tenant] += pin.hard * pin.size_bytes
             if not pin.pages or (pin.bucket == NOWHERE) != (pin.until_s == inf):
                 raise InvariantBroken(f"I31: pin {pin.number} of {len(pin.pages)} pages never ends")
-        if +hard != +self.hard_bytes:
-            raise InvariantBroken(f"I31: {self.hard_bytes} bytes are counted, {hard} are pinned")
+        self._check_holds()
+
+    def _check_holds(self) -> None:
+        users = Counter(
+            (pin.known.ordinal, key) for pin in self._pins.values() if pin.hard for key in pin.pages
+        )
+        total = 0
+        for ordinal, holds in self._holds.items():
+            users.update((ordinal, each.above) for each in holds.values() if each.above is not None)
+            total += sum(each.size_bytes for each in holds.values())
+        counted = {
+            (ordinal, key): each.users
+            for ordinal, holds in self._holds.items()
+            for key, each in holds.items()
+        }
+        if counted != users:
+            raise InvariantBroken(f"I31: {len(counted)} pages hold others, {len(users)} are to")
+        if self.hard_bytes.total() != total or min(self.hard_bytes.values(), default=0) < 0:
+            raise InvariantBroken(f"I31: {self.hard_bytes} bytes are counted, {total} are held")
 
     def restore(self, namespaces: Namespaces, key: str, value: bytes) -> None:
         """Take in one durable value; ConfigError when it is not ours. Its time has not begun."""

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from kvstore import limits
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import Layout, open_layout
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.pins import (
@@ -20,6 +20,7 @@ from kvstore.wire.messages.pins import (
     UnpinPages,
 )
 from kvstore.wire.messages.puts import PutPlans
+from master import pinning
 from master.tunables import Tunables
 from tests.unit.master_rig import TENANT, OpenedNamespace, Rig, chain, failure, small_content
 from tests.unit.test_master_tiering import held, put_chains, rig_with
@@ -50,6 +51,12 @@ class Pool:
         reply = self.rig.ask(self.rig.engine, PinPages(self.space.id, keys, owner, hard, ttl_s))
         assert isinstance(reply, PagesPinned), reply
         return reply.pinned
+
+    def refused(self, keys: bytes, *, hard: bool = True) -> str:
+        message = PinPages(self.space.id, keys, "o", hard, 60.0)
+        refused = failure(self.rig.ask(self.rig.engine, message))
+        assert refused.code == "out_of_space"
+        return refused.text
 
     def unpin(self, keys: bytes = b"", owner: str = "o") -> int:
         reply = self.rig.ask(self.rig.engine, UnpinPages(self.space.id, keys, owner))
@@ -189,18 +196,64 @@ def test_another_owners_pin_stays() -> None:
 def test_hard_pins_count_against_the_tenants_quota() -> None:
     pool = Pool(chunks=2, pin_quota=0.25, watermark_high=1.0, watermark_low=0.99)
     pool.pin()
-    refused = failure(
-        pool.rig.ask(pool.rig.engine, PinPages(pool.space.id, OTHER, "o", True, 60.0))
-    )
-    assert refused.code == "out_of_space"
-    assert refused.text == (
+    assert pool.refused(OTHER) == (
         f"pin_quota: tenant {TENANT} has pinned {8 * PAGE} bytes hard and wants {8 * PAGE} more, "
         f"may pin {8 * PAGE}"
     )
     assert pool.pin(OTHER, hard=False) == b"\1" * 8, "soft pins do not"
     assert pool.pin() == b"\1" * 8, "nor does what the owner has pinned already"
-    pool.unpin(KEYS[: 4 * KEY_BYTES])
+    pool.unpin(KEYS[4 * KEY_BYTES :])
     assert pool.pin(OTHER[: 4 * KEY_BYTES]) == b"\1" * 4
+
+
+def test_what_a_hard_pin_holds_above_itself_counts_too() -> None:
+    pool = Pool(chunks=2, pin_quota=0.25, watermark_high=1.0, watermark_low=0.99)
+    pool.pin(KEYS[-KEY_BYTES:])
+    assert [(row.pages, row.size_bytes) for row in pool.listed()] == [(1, 8 * PAGE)]
+    assert f"wants {PAGE} more" in pool.refused(OTHER[:KEY_BYTES])
+    assert pool.pin(KEYS[-KEY_BYTES:], ttl_s=90.0) == b"\1"
+    pool.unpin()
+    assert pool.pin(OTHER[-KEY_BYTES:]) == b"\1"
+
+
+def test_what_is_held_already_counts_once() -> None:
+    pool = Pool(chunks=2, pin_quota=0.25, watermark_high=1.0, watermark_low=0.99)
+    hard_bytes = pool.rig.master.core.pins.hard_bytes
+    pool.pin(KEYS[: 4 * KEY_BYTES])
+    pool.pin(KEYS[5 * KEY_BYTES : 6 * KEY_BYTES], owner="p")
+    assert hard_bytes[TENANT] == 6 * PAGE
+    pool.pin(KEYS, owner="q", hard=False)
+    pool.pin(KEYS[-KEY_BYTES:])
+    assert hard_bytes[TENANT] == 8 * PAGE
+    pool.unpin(KEYS[: 4 * KEY_BYTES])
+    assert hard_bytes[TENANT] == 8 * PAGE, "the lower pins hold them all the same"
+    pool.unpin(owner="p")
+    pool.unpin()
+    assert hard_bytes[TENANT] == 0
+
+
+def test_what_is_above_counts_over_runs_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(chunks=4, pin_quota=1.0, watermark_high=1.0, watermark_low=0.99)
+    keys = chain(5, 12)
+    for at in range(0, 12, 4):
+        parent = keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else ROOT_PARENT
+        pool.space.put(keys[at * KEY_BYTES : (at + 4) * KEY_BYTES], parent)
+    monkeypatch.setattr(pinning, "ABOVE_RUNS_MAX", 2)
+    assert pool.refused(keys[-KEY_BYTES:]) == "more than 2 runs are above: pin those first"
+    assert pool.listed() == []
+    pool.pin(keys[: 2 * KEY_BYTES])
+    pool.pin(keys[6 * KEY_BYTES : 7 * KEY_BYTES])
+    pool.pin(keys[-KEY_BYTES:])
+    assert [row.size_bytes // PAGE for row in pool.listed()] == [2, 5, 5]
+
+
+def test_what_is_above_counts_for_the_next_leader_too() -> None:
+    pool = Pool(chunks=2, pin_quota=0.25, watermark_high=1.0, watermark_low=0.99)
+    pool.pin(KEYS[-KEY_BYTES:])
+    pool.rig.takeover(2)
+    pool.rig.workers["w1"].join()
+    pool.rig.settle()
+    assert pool.rig.master.core.pins.hard_bytes[TENANT] == 8 * PAGE
 
 
 @pytest.mark.parametrize(("bound", "text"), [("PINS_MAX", "pins"), ("PINNED_PAGES_MAX", "pages")])
@@ -208,11 +261,7 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch, bound: str, text: str
     pool = Pool()
     monkeypatch.setattr(limits, bound, {"PINS_MAX": 1, "PINNED_PAGES_MAX": 8}[bound])
     pool.pin()
-    refused = failure(
-        pool.rig.ask(pool.rig.engine, PinPages(pool.space.id, OTHER, "o", False, 60.0))
-    )
-    assert refused.code == "out_of_space"
-    assert text in refused.text
+    assert text in pool.refused(OTHER, hard=False)
     assert len(pool.listed()) == 1
     assert pool.pin(ttl_s=90.0) == b"\1" * 8, "a pin can be made longer all the same"
     assert [row.left_s for row in pool.listed()] == [90.0]

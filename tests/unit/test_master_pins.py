@@ -63,15 +63,30 @@ def test_a_hard_pin_beside_a_soft_one_is_hard() -> None:
 def test_lifting_is_the_owners_but_for_a_removal() -> None:
     assert KNOWN is not None
     pins = book(("a", True, PAGES), ("b", True, PAGES[:2]))
-    assert pins.hard_bytes == Counter({TENANT: 10 * SIZE})
+    assert pins.hard_bytes == Counter({TENANT: 8 * SIZE}), "each page once"
     (changed,) = pins.lift(KNOWN, PAGES[:4], "a")
     assert list(changed.pages) == PAGES[4:]
+    assert pins.hard_bytes == Counter({TENANT: 6 * SIZE})
     assert (len(pins), pins.pages) == (2, 6)
     assert pins.lift(KNOWN, PAGES[:4], "a") == []
     assert len(pins.lift(KNOWN, PAGES, None)) == 2
     assert (len(pins), pins.pages, pins.hard_bytes[TENANT]) == (0, 0, 0)
     assert len(pins.deadlines) == 0
     pins.check()
+
+
+def test_what_a_hold_needs_above_stays_counted_until_it_ends() -> None:
+    assert KNOWN is not None
+    pins = book(("a", True, PAGES[:1]), ("b", True, PAGES[1:2]))
+    pin = Pin(3, KNOWN, "c", True, 60.0, 1060.0, {PAGES[3]: 2 * SIZE})
+    pins.deadlines.place(pin, pin.until_s)
+    assert pins.add(pin, {PAGES[3]: PAGES[1]}) == []
+    pins.lift(KNOWN, PAGES[:2], None)
+    pins.check()
+    assert pins.hard_bytes == Counter({TENANT: 3 * SIZE})
+    pins.lift(KNOWN, PAGES, "c")
+    pins.check()
+    assert not pins.hard_bytes.total()
 
 
 def test_a_number_is_never_used_twice() -> None:
@@ -111,7 +126,7 @@ def test_values_that_are_not_ours_are_named(key: str, value: bytes) -> None:
         Pins(Wakeup()).restore(Rig().master.core.namespaces, PREFIX + key, value)
 
 
-@pytest.mark.parametrize("what", ["page", "bytes", "end"])
+@pytest.mark.parametrize("what", ["page", "bytes", "users", "end"])
 def test_what_does_not_add_up_is_seen(what: str) -> None:
     pins = book(("a", True, PAGES))
     (pin,) = pins.all()
@@ -119,6 +134,9 @@ def test_what_does_not_add_up_is_seen(what: str) -> None:
         del pin.pages[PAGES[0]]
     elif what == "bytes":
         pins.hard_bytes[TENANT] += 1
+    elif what == "users":
+        assert KNOWN is not None
+        pins.held(KNOWN)[PAGES[0]].users += 1
     else:
         pin.until_s = inf
     with pytest.raises(InvariantBroken, match="I31"):

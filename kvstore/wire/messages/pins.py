@@ -1,8 +1,9 @@
 """Pins: pages that somebody wants to stay in the pool, in whatever tier, until a deadline.
 
 Asked by engines for their tenant's pages and by operators for anybody's. A hard pin keeps pages
-from eviction and expiry and counts against the tenant's quota; a soft one makes them go last under
-pressure. Neither outlives a removal, nor brings a page back that is lost with its worker.
+from eviction and expiry, and with all that is above them they count against the tenant's quota; a
+soft one makes them go last under pressure. Neither outlives a removal, nor brings a page back that
+is lost with its worker.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class PinRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left_s: float
     pages: int
     size_bytes: int
+    """Of a hard pin with the pages that it holds above these."""
 
 
 class PinList(Message, frozen=True, tag=73):
