@@ -25,14 +25,14 @@ STEP_RUNS: Final = 32
 """Looked at or evicted."""
 
 
-def drain_piece(core: Core, segment: Segment, size_class: int) -> None:
+def drain_piece(core: Core, segment: Segment, size_class: int) -> bool:
     """Start to empty the coldest of some pieces that a chunk of this class needs.
 
-    Nothing happens where nothing can be emptied, or where this is under way already.
+    Whether that is under way now, or was already; not where nothing can be emptied.
     """
     allocator = segment.allocator
     if segment.draining or not allocator.chunk_list:
-        return
+        return segment.draining
     piece_bytes = segment.geometry.chunk_span(size_class)
     starts = {
         allocator.chunk_list[core.sample() % len(allocator.chunk_list)].start
@@ -43,10 +43,11 @@ def drain_piece(core: Core, segment: Segment, size_class: int) -> None:
     pieces = [allocator.chunks_within(start, piece_bytes) for start in starts]
     other = [piece for piece in pieces if all(c.size_class != size_class for c in piece)]
     if not other:
-        return
+        return False
     coldest = min(other, key=lambda piece: _heat(core, piece))
     segment.draining = True
     core.start(_drain(core, segment, coldest, size_class))
+    return True
 
 
 def _heat(core: Core, chunks: list[Chunk]) -> float:

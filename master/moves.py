@@ -105,6 +105,8 @@ class Wish(msgspec.Struct, eq=False):
     """At least so far."""
     tries: int = 0
     """How often some of them found no room."""
+    room_bytes: int | None = None
+    """What may still be evicted for it: at first as much as it wants, and unknown until then."""
 
 
 class _Seen(msgspec.Struct, eq=False):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import KEY_BYTES
@@ -24,6 +25,8 @@ from master.segments import RANKS
 from policies.admission.protocol import Candidate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from master.core import Core
     from master.directory import Stretch, Tree
     from master.run import Copy, Run
@@ -89,7 +92,8 @@ def _wish(core: Core, new: Wish) -> None:
         core.counters["promotions_dropped"] += 1
         return
     wish = wishes.setdefault(new.keys[:KEY_BYTES], new)
-    wish.keys = max(wish.keys, new.keys, key=len)
+    if len(new.keys) > len(wish.keys):
+        wish.keys, wish.room_bytes = new.keys, None
     wish.tier = min(wish.tier, new.tier, key=RANKS.__getitem__)
     core.moves.look(core.now)
 
@@ -98,7 +102,7 @@ def look(core: Core) -> None:
     """Begin what moves can be begun now: up before down, since somebody waits."""
     if core.now < core.moves.look_at_s:
         return
-    core.moves.look_at_s = float("inf")
+    core.moves.look_at_s = inf
     _grant_wishes(core)
     for segment in list(core.moves.demoting):
         _demote_some(core, segment)
@@ -121,17 +125,36 @@ def _is_granted(core: Core, wish: Wish) -> bool:
     """Bring up what can be; whether nothing is left to do."""
     waits = False
     lacking: dict[str, Counter[int]] = {}
-    for stretch in core.tree(wish.namespace).stretches(wish.keys):
-        for copy in stretch.run.copies:
-            if copy.segment.rank > RANKS[wish.tier] and copy.segment.takes_orders:
-                waits = _bring_up(core, stretch, copy, wish.tier, lacking) or waits
+    for stretch, copy in _slower_copies(core, wish):
+        waits = _bring_up(core, stretch, copy, wish.tier, lacking) or waits
+    if lacking and wish.room_bytes is None:
+        wish.room_bytes = _cold_bytes(core, wish)
     for worker, wanted in lacking.items():
-        _make_room(core, placing.of_worker(core, worker, wish.tier), wanted)
+        assert wish.room_bytes is not None, wish
+        targets = placing.of_worker(core, worker, wish.tier)
+        wish.room_bytes -= _make_room(core, targets, wanted, wish.room_bytes)
     if lacking and wish.tries < TRIES_MAX:
         wish.tries += 1
         core.moves.look(core.now + RETRY_S)
         waits = True
     return not waits
+
+
+def _slower_copies(core: Core, wish: Wish) -> Iterator[tuple[Stretch, Copy]]:
+    """The copies that its pages may be brought up from."""
+    for stretch in core.tree(wish.namespace).stretches(wish.keys):
+        for copy in stretch.run.copies:
+            if copy.segment.rank > RANKS[wish.tier] and copy.segment.takes_orders:
+                yield stretch, copy
+
+
+def _cold_bytes(core: Core, wish: Wish) -> int:
+    """Room that all pages of a wish take which are still to be brought up."""
+    return sum(
+        _cold(stretch, copy, wish.tier).count(1)
+        * moves.class_for(core, stretch.run, copy, wish.tier)
+        for stretch, copy in _slower_copies(core, wish)
+    )
 
 
 def _bring_up(
@@ -140,45 +163,52 @@ def _bring_up(
     """Copy up the pages of a stretch that only slower tiers hold; whether some have to wait."""
     worker, lane = copy.segment.worker, moves.lane_of(core, copy.segment)
     size_class = moves.class_for(core, stretch.run, copy, tier)
-    while pages := _first_cold(stretch, copy, tier):
+    while 1 in (cold := _cold(stretch, copy, tier)):
         free_at_s = moves.free_at_s(core, lane)
         if free_at_s > core.now:
             core.moves.look(free_at_s)
             return True
         targets = placing.of_worker(core, worker, tier)
-        wanted_bytes = len(pages) * size_class
-        target = next((s for s in targets if _has_room(core, s, size_class, wanted_bytes)), None)
+        target = next((s for s in targets if _pages_with_room(core, s, size_class)), None)
         if target is None:
             if targets:
-                lacking.setdefault(worker, Counter())[size_class] += wanted_bytes
+                lacking.setdefault(worker, Counter())[size_class] += cold.count(1) * size_class
             return False
-        moves.start(core, MoveKind.PROMOTE, stretch.run, copy, pages, target)
+        pages = _first_of(cold, copy)[: _pages_with_room(core, target, size_class)]
+        first = range(stretch.page + pages.start, stretch.page + pages.stop)
+        moves.start(core, MoveKind.PROMOTE, stretch.run, copy, first, target)
     return False
 
 
-def _has_room(core: Core, segment: Segment, size_class: int, wanted_bytes: int) -> bool:
-    """Whether pages may be brought up here: the last of a segment is for pages that are put."""
+def _pages_with_room(core: Core, segment: Segment, size_class: int) -> int:
+    """How many pages may be brought up here: the last of a segment is for pages that are put."""
+    if not placing.is_open(core, segment, size_class):
+        return 0
     high = core.tunables.watermark_high * segment.geometry.payload_bytes
-    is_below = segment.allocator.used_bytes + wanted_bytes <= high
-    return is_below and placing.is_open(core, segment, size_class)
+    return max(0, int(high - segment.allocator.used_bytes) // size_class)
 
 
-def _first_cold(stretch: Stretch, copy: Copy, tier: Tier) -> range:
-    """The first of those pages of a copy that do not lie so far up and that no plan moves."""
+def _cold(stretch: Stretch, copy: Copy, tier: Tier) -> bytes:
+    """One byte a page of the stretch: 1 where this copy has it, none lies so far up, and no plan
+    moves it.
+    """
     run, stop, rank = stretch.run, stretch.page + stretch.count, RANKS[tier]
     warm = run.held_by(
         c for c in run.copies_of(copy.part) if c.segment.rank <= rank and c.segment.readable
     )
     plans = [plan for plan in run.plans if plan.part == copy.part]
-    cold = bytes(
-        here and not there and not any(plan.is_open(run.key(page)) for plan in plans)
-        for page, (here, there) in enumerate(zip(copy.present(0, len(run)), warm, strict=True))
+    here = copy.present(0, len(run))
+    return bytes(
+        here[page] and not warm[page] and not any(plan.is_open(run.key(page)) for plan in plans)
+        for page in range(stretch.page, stop)
     )
-    first = cold.find(1, stretch.page, stop)
-    if first < 0:
-        return range(0)
-    gap = cold.find(0, first, stop)
-    end = gap if gap >= 0 else stop
+
+
+def _first_of(cold: bytes, copy: Copy) -> range:
+    """The first of the pages that are cold, as many in a row as move at once."""
+    first = cold.find(1)
+    gap = cold.find(0, first)
+    end = gap if gap >= 0 else len(cold)
     return range(first, min(end, first + moves.pages_at_once(copy.part_bytes)))
 
 
@@ -251,12 +281,24 @@ def last_unsafe(core: Core, run: Run, copy: Copy) -> range:
     return range(max(first, stop - moves.pages_at_once(copy.part_bytes)), stop)
 
 
-def _make_room(core: Core, targets: list[Segment], lacking: Counter[int]) -> None:
-    """Where nothing is open for these classes: evict, or empty a chunk of another class."""
+def _make_room(
+    core: Core, targets: list[Segment], lacking: Counter[int], limit_bytes: float = inf
+) -> int:
+    """Where nothing is open for these classes: evict, or empty a chunk of another class.
+
+    The bytes of the limit that this has used up.
+    """
+    used = 0
     for size_class, wanted_bytes in lacking.items():
         core.counters["moves_without_room"] += 1
+        left = int(min(wanted_bytes, limit_bytes - used))
         for segment in targets:
+            if left <= 0:
+                break
             same = [c for c in segment.allocator.chunk_list if c.size_class == size_class]
-            freed, _ = victims.evict_some(core, segment, same, wanted_bytes, ROOM_SEARCHES)
-            if not freed:
-                drain_piece(core, segment, size_class)
+            freed, _ = victims.evict_some(core, segment, same, left, ROOM_SEARCHES)
+            if not freed and drain_piece(core, segment, size_class):
+                freed = left
+            left -= freed
+            used += freed
+    return used
