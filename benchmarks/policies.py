@@ -45,7 +45,7 @@ LONG_S: Final = 3600.0
 QUICK_S: Final = 900.0
 SESSIONS_PER_S: Final = 1.5
 CAPACITIES: Final = (1000, 5000, 10_000, 30_000, 50_000)
-QUICK_CAPACITIES: Final = (1000, 2000, 4000)
+QUICK_CAPACITIES: Final = (1000, 4000)
 TIERS: Final = TwoTiers(5000, 15_000)
 QUICK_TIERS: Final = TwoTiers(1000, 3000)
 HINTED: Final = f"{DEFAULT}, exact, hints 80 % right"
@@ -194,7 +194,8 @@ def _measure(options: argparse.Namespace) -> int:
     if published:
         _check_lab(report, trace, published, capacities)
     usual = published.two_tiers if published else QUICK_TIERS if options.quick else TIERS
-    compare(report, trace, options.tiers or usual, published.name if published else "trace")
+    sizes, name = options.tiers or usual, published.name if published else "trace"
+    compare(report, trace, sizes, name, quick=options.quick)
     if options.plot:
         _plot(options.plot, deployed, bounds)
     return report.finish()

@@ -61,27 +61,29 @@ class _Case(msgspec.Struct, frozen=True):
         return f"{HINTS_RIGHT * 100:.0f} % right" if self.is_hinted else self.hints
 
 
+ALL: Final = _Case("all")
+HINTED: Final = _Case("learned:probability=0.5", is_hinted=True)
+JUDGED: Final = (ALL, HINTED)
+"""Held against what is to be reached."""
 CASES: Final = (
     _Case("none"),
-    _Case("all"),
+    ALL,
     _Case("budget"),
     _Case("second-touch"),
     _Case("learned", LEARNED),
-    _Case("learned:probability=0.5", is_hinted=True),
+    HINTED,
 )
-ALL: Final = 1
-HINTED: Final = 5
-"""Those that are held against what is to be reached."""
 
 
-def compare(report: Report, trace: Trace, sizes: TwoTiers, name: str) -> None:
-    """Replay every case; the ratios carry the `name` of the trace."""
-    found = {case: _replayed(trace, sizes, case) for case in CASES}
+def compare(report: Report, trace: Trace, sizes: TwoTiers, name: str, *, quick: bool) -> None:
+    """Replay every case, or those that are judged; ratios carry the `name` of the trace."""
+    cases = JUDGED if quick else CASES
+    found = {case: _replayed(trace, sizes, case) for case in cases}
     title = f"Two tiers, {sizes.memory_pages} pages of memory and {sizes.drive_pages} of a drive"
     report.table(title, [_row(case, each, trace) for case, each in found.items()])
     judged = (
-        ("two_tiers", CASES[ALL], sizes.to_reach),
-        ("two_tiers_hinted", CASES[HINTED], sizes.to_reach_hinted),
+        ("two_tiers", ALL, sizes.to_reach),
+        ("two_tiers_hinted", HINTED, sizes.to_reach_hinted),
     )
     for kind, case, to_reach in judged:
         figures, at = found[case], f"{kind}/{name}/{sizes.memory_pages}+{sizes.drive_pages}"
