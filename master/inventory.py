@@ -249,6 +249,9 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     segment.state, segment.readable = SegmentState.LIVE, True
     core.version += 1
     segments_changed(core)
+    for each in core.workers[segment.worker].segments.values():
+        if each.state is SegmentState.LIVE:
+            core.press(each)  # its own excess, and the others': a drive may come last
     core.tombstones.keep_only(segment.id, _order_leftovers(core, segment))
     core.waiting.wake_for_room()
     core.reply(caller, Done())

@@ -164,8 +164,8 @@ class Moves:
         """Whose puts moves are; no peer is known by it."""
         self.in_flight: dict[CommandId, Move] = {}
         self.sizes = StoredSizes()
-        self.demoting: dict[Segment, int] = {}
-        """Segments with pages to be demoted, and how many searches in a row found none."""
+        self.demoting: dict[Segment, None] = {}
+        """Segments with pages to be demoted."""
         self.wishes: dict[bytes, Wish] = {}
         """By their first page, longest first."""
         self.look_at_s = inf
@@ -180,7 +180,7 @@ class Moves:
     def was_filled(self, segment: Segment, now_s: float) -> None:
         """A segment has little room left: pages are to be demoted from it, if there is where to."""
         if segment.tier is Tier.HBM or (segment.tier is Tier.DRAM and self.has_drives):
-            self.demoting[segment] = 0
+            self.demoting[segment] = None
             self.look(now_s)
 
 

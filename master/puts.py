@@ -293,6 +293,7 @@ def _close_plan(core: Core, plan: Plan, runs: list[Run] | None) -> list[Run]:
         run.plans = tuple([other for other in run.plans if other is not plan])
         if run.bucket == NOWHERE:
             core.expiry.place(run, max(core.now, run.expires_s))
+    core.press(plan.segment)  # only now can what was sealed be moved on
     if tree.parts > 1 and any(0 in run.readable(tree.parts, core.version) for run in runs):
         watch_incomplete(core, tree, plan.keys, put.timeout_s)
     return runs

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
     from master.segments import Segment
 
-FRUITLESS_MAX: Final = 2
-"""Searches in a row that may find nothing to demote before the segment is let be. Each put above
-the watermark begins anew: twice as many cost half as much again, and find no more."""
 ROOM_SEARCHES: Final = 1
 """Searches for room for moves that found none, in each segment."""
 RETRY_S: Final = 0.05
@@ -213,7 +210,11 @@ def _first_of(cold: bytes, copy: Copy) -> range:
 
 
 def _demote_some(core: Core, segment: Segment) -> None:
-    """One search for pages to demote; goes on at the next look."""
+    """One search for pages to demote; goes on at the next look while some are found.
+
+    Each put above the watermark begins anew, when it is planned and when it is sealed: with twice
+    as many searches it costs half as much again, and they find no more.
+    """
     demoting = core.moves.demoting
     targets = below(core, segment)
     excess = segment.allocator.used_bytes
@@ -234,8 +235,7 @@ def _demote_some(core: Core, segment: Segment) -> None:
             if copy.segment is segment and moves.free_at_s(core, lane) <= core.now:
                 begun = _demote(core, run, copy, targets, lacking) or begun
     _make_room(core, targets, lacking)
-    demoting[segment] = 0 if begun else demoting[segment] + 1
-    if demoting[segment] < FRUITLESS_MAX:
+    if begun:
         core.moves.look(core.now)
     else:
         del demoting[segment]

@@ -218,7 +218,7 @@ def test_both_copies_are_found_again_by_another_master() -> None:
     rig.workers["w1"].join()
     rig.pass_time(12.0)
     assert space.probe(chain(0, 4)) == b"\1" * 4
-    assert held(rig, "w1-nvme") == copied
+    assert held(rig, "w1-nvme") >= copied
     assert {ref.tier for ref in space.match(chain(0, 4)).segments} == {"dram", "nvme"}
 
 
