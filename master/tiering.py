@@ -46,7 +46,9 @@ HITS: Final = tuple(f"hits_{tier}" for tier in Tier)
 
 def note_hits(core: Core, parts: int, stretch: Stretch, *, is_leased: bool) -> None:
     """Count pages that were found by tier; those that lie on a drive only may be brought up."""
-    run, fastest = stretch.run, stretch.run.copies[0]
+    run = stretch.run
+    assert run.copies, stretch  # I3: only pages that can be read are found, and a hole lies nowhere
+    fastest = run.copies[0]
     if parts == 1 and not fastest.absent and fastest.segment.readable:
         core.counters[HITS[fastest.segment.rank]] += stretch.count
         is_cold = fastest.segment.rank > MEMORY_RANK

@@ -6,6 +6,8 @@ import pytest
 
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import InventoryEnd
+from master import tiering
+from master.directory import Stretch
 from master.tunables import Tunables
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
@@ -79,3 +81,12 @@ def test_memory_that_a_new_master_finds_too_full_is_emptied() -> None:
     worker.join()
     rig.pass_time(15.0)  # longer than leases of the first master may run
     assert 0 < len(worker.records) <= 0.6 * 64
+
+
+def test_a_hole_is_no_hit(rig: Rig, space: OpenedNamespace) -> None:
+    core, keys = rig.master.core, chain(1, 2)
+    space.plans(keys)
+    run = core.tree(space.ordinal).get(keys[:32])
+    assert run is not None
+    with pytest.raises(AssertionError, match="Stretch"):
+        tiering.note_hits(core, 1, Stretch(0, 2, run, 0), is_leased=True)
