@@ -10,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import BadValue, KVStoreError, Unavailable
+from kvstore.errors import BadValue, KVStoreError
 from kvstore.ids import KEY_BYTES, SegmentId
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import EngineSource
@@ -54,10 +54,11 @@ class EngineDesk:
         return EnginePages(self._child.copy(), segment, message.source, message.part_bytes, now_s)
 
     def find(self, message: FindEngine) -> EngineFound:
-        """Where the segment is served. Unavailable for a stranger or another life of it (I11)."""
+        """Where the segment is served. BadValue for a stranger or another life of it (I11)."""
         segment = self._segments.get(SegmentId(message.segment))
         if segment is None or segment.incarnation != message.incarnation:
-            raise Unavailable(f"segment {message.segment} is not served in that life")
+            want = "a segment of this worker, in the life that it is in"
+            raise BadValue("segment", f"{message.segment}, {message.incarnation}", want)
         return self._child.find(segment.id)
 
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kvstore.errors import Unavailable
+from kvstore.clock import SystemClock
+from kvstore.errors import BadValue, Unavailable
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import EngineSource
+from kvstore.wire.messages.transfers import FindEngine
 from tests.unit.worker_scripts import PAGE, SEGMENT, packed
-from workers.engine_source import EnginePages
+from workers.engine_source import EngineDesk, EnginePages
 from workers.ingest import PullFailed, Target
 
 if TYPE_CHECKING:
-    from workers.engine_child import EngineCopy
+    from workers.engine_child import EngineChild, EngineCopy
     from workers.tiers.tier import MemorySegment
 
 BASE = 1 << 20
@@ -49,6 +51,14 @@ def pages_of(copies: Copies) -> EnginePages:
 
 def target(offset: int, size: int, count: int, start: int = 0) -> Target:
     return Target(memoryview(b""), BASE + offset, size, PAGE, count, start)
+
+
+def test_a_segment_that_is_not_served_is_a_wrong_value() -> None:
+    segment = cast("MemorySegment", SimpleNamespace(id=SEGMENT, incarnation=7))
+    desk = EngineDesk(cast("EngineChild", None), [segment], SystemClock())
+    for name, life in ((SEGMENT, 6), ("strange", 7)):
+        with pytest.raises(BadValue, match="in the life that it is in"):
+            desk.find(FindEngine(name, life))
 
 
 def test_neighbours_are_asked_for_at_once() -> None:
