@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import BadValue, BufferClosed, DeadlineExceeded
+from kvstore.errors import BufferClosed, DeadlineExceeded, OutOfSpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,13 +79,13 @@ class SessionBuffers:
             segment.unshare(share)
 
     def attach(self, number: int, buffer: AnyBuffer) -> None:
-        """Own a buffer under this number, in place of what had it. BadValue for too many."""
+        """Own a buffer under this number, in place of what had it. OutOfSpace for too many."""
         with self._idle:
             known = number in self._held
             if not known and len(self._held) >= limits.BUFFERS_PER_SESSION_MAX:
                 buffer.close()
                 most = limits.BUFFERS_PER_SESSION_MAX
-                raise BadValue("buffer", number, f"at most {most} buffers a session")
+                raise OutOfSpace(f"buffer {number}: a session has {most} at most")
             if known:
                 self._retire(self._held[number])
             self._held[number] = HeldBuffer(self, buffer)
@@ -93,7 +93,7 @@ class SessionBuffers:
     def detach(self, number: int) -> None:
         """Let a buffer go; returns once no pull uses it. Unknown numbers are gone already."""
         with self._idle:
-            held = self._held.pop(number, None)
+            held = self._held.get(number)
             if held is None:
                 return
             self._retire(held)
@@ -104,7 +104,7 @@ class SessionBuffers:
         """The buffer, mapped until this use ends. BufferClosed when it is not attached."""
         with self._mutex:
             held = self._held.get(number)
-            if held is None:
+            if held is None or held.is_retired:
                 raise BufferClosed(f"buffer {number} is not attached")
             held.uses += 1
         return held
@@ -114,8 +114,7 @@ class SessionBuffers:
         with self._mutex:
             held.uses -= 1
             if held.is_retired and not held.uses:
-                held.buffer.close()
-                self._idle.notify_all()
+                self._let_go(held)
 
     def close(self) -> None:
         """Let everything go."""
@@ -129,7 +128,13 @@ class SessionBuffers:
     def _retire(self, held: HeldBuffer) -> None:
         held.is_retired = True
         if not held.uses:
-            held.buffer.close()
+            self._let_go(held)
+
+    def _let_go(self, held: HeldBuffer) -> None:
+        """Unmap what nobody uses; only then is its number unknown, so that no detach lies."""
+        held.buffer.close()
+        self._held = {number: each for number, each in self._held.items() if each is not held}
+        self._idle.notify_all()
 
 
 class ClientBuffers:

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Final, assert_never
 
-from kvstore.errors import BadValue
+from kvstore.errors import BadValue, BufferClosed, Unavailable
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import InventoryRows
@@ -122,7 +122,8 @@ class Service:
     def open_block(self, handle: Handle, descriptors: list[int]) -> Block:
         """A client's memory on a device that this worker lends; the descriptors are consumed.
 
-        BadValue for any other device.
+        BadValue for any other device; BufferClosed for memory that cannot be opened here, such as
+        another container's.
         """
         found = {
             each.device.identity: each.device
@@ -134,7 +135,10 @@ class Service:
                 os.close(descriptor)
             want = "a device whose memory this worker lends"
             raise BadValue("device", handle.device, want)
-        return found[handle.device].open(handle, descriptors)
+        try:
+            return found[handle.device].open(handle, descriptors)
+        except (BadValue, Unavailable) as error:
+            raise BufferClosed(f"a block on {handle.device} cannot be opened: {error}") from error
 
     def carry_out(self, start: StartPull, source: Source) -> PullEnded:
         """Run a pull in this thread, for any to end."""

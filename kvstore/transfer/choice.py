@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvstore.clock import Clock
     from kvstore.rpc.identity import Identity
+    from kvstore.transfer.device import Block
     from kvstore.transfer.transport import Transport
     from kvstore.wire.messages.common import Address, SegmentRef
 
@@ -80,6 +81,8 @@ class Choice:
         self._closed = False
         self._opened: dict[tuple[str, str], Transport] = {}
         self._failed_until_s: dict[tuple[str, str], float] = {}
+        self._left: dict[str, dict[int, Block]] = {}
+        """See TransferContext.left: by address, until the store's session ends."""
         self._sorted: dict[tuple[str, tuple[Address, ...]], list[Address]] = {}
         _ALL.add(self)
 
@@ -111,6 +114,7 @@ class Choice:
             opened, self._opened = self._opened, {}
         for transport in opened.values():
             transport.close()
+        self._left = {}
 
     def _start_anew(self) -> None:
         """In a forked child: forget every transport. Their sockets were closed by their owners."""
@@ -141,7 +145,8 @@ class Choice:
         transport = self._opened.get(key)
         if transport is not None:
             return transport
-        context = TransferContext(self._identity(), address, segment.addresses)
+        left = self._left.setdefault(address.where, {})
+        context = TransferContext(self._identity(), address, segment.addresses, left)
         with self._mutex:
             transport = self._opened.get(key)
             failed = self._clock.now_s() < self._failed_until_s.get(key, 0.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kvstore.rpc.identity import Identity
+    from kvstore.transfer.device import Block
     from kvstore.transfer.transport import Transport
     from kvstore.wire.messages.common import Address
 
@@ -18,6 +19,9 @@ class TransferContext:
     identity: Identity
     address: Address
     all_addresses: tuple[Address, ...]
+    left: dict[int, Block] = field(default_factory=dict)
+    """By number, blocks that the worker may have open still after a transport to it failed; they
+    outlive the transport, so that the next one has the worker close them."""
 
 
 class TransportKind(Protocol):

@@ -73,7 +73,7 @@ class ShmTransport:
     def __init__(self, context: TransferContext) -> None:
         """Reach for nothing yet."""
         self._links = DataLinks(f"unix:{context.address.where}", context.identity)
-        self.devices: Final = WorkerDevices(self._links)
+        self.devices: Final = WorkerDevices(self._links, context.left)
         """The way to memory of devices, without the host."""
         self._mutex = threading.Lock()
         self._segments: dict[str, MappedSegment] = {}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import BadValue, KVStoreError, MalformedMessage, OutOfSpace
+from kvstore.errors import BadValue, BufferClosed, KVStoreError, MalformedMessage, OutOfSpace
 from kvstore.replica import Tier
 from kvstore.transfer.bounce import span_checksums_on_device
 from kvstore.transfer.data_links import call
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     """Segment, its life, and the device that is asked for."""
 
 
+_NUMBERS: Final = itertools.count(-1, -1)
+"""Of attached blocks, of all transports of a session; a store's buffers have those above 0."""
 SHARE_S: Final = 10.0
 """After that a segment is opened anew by who reads from it, so that memory which its worker gives
 back does not stay taken because it is open here."""
@@ -58,12 +60,15 @@ def _closed() -> None:
 class WorkerDevices:
     """One worker's devices. Thread-safe."""
 
-    def __init__(self, links: DataLinks) -> None:
-        """Speak over these connections, which stay the caller's."""
+    def __init__(self, links: DataLinks, left: dict[int, Block]) -> None:
+        """Speak over these connections, which stay the caller's.
+
+        `left` are attached blocks whose detach is not answered. Kept, so that nobody frees their
+        memory while the worker has it open; detached before the next one is attached.
+        """
         self._links = links
+        self._left = left
         self._mutex = threading.Lock()
-        self._numbers = itertools.count(-1, -1)
-        """Of attached blocks; a store's buffers have those above 0."""
         self._segments: dict[Place, tuple[DeviceSegment | None, float]] = {}
         """With when each was opened, on time.monotonic()."""
         self._shares: dict[int, Callable[[], DeviceSegment | None]] = {}
@@ -78,7 +83,7 @@ class WorkerDevices:
         deadline_s = time.monotonic() + timeout_s
         if block.device.identity in self._refused:
             return None
-        calls, number = PieceCalls(spans), next(self._numbers)
+        calls, number = PieceCalls(spans), next(_NUMBERS)
         try:
             handle = block.export()
         except BadValue:
@@ -95,15 +100,19 @@ class WorkerDevices:
         )
         # What was not answered stays TRANSPORT.
         with suppress(KVStoreError), self._links.link(deadline_s) as link:
+            self._detach_left(link, deadline_s)
             try:
                 call(link, attach, deadline_s, block.descriptors)
+                calls.run(link, send, deadline_s)
+                call(link, DetachBuffer(number), deadline_s)
             except BadValue:
                 self._refused.add(handle.device)
                 return None
-            try:
-                calls.run(link, send, deadline_s)
-            finally:
-                call(link, DetachBuffer(number), deadline_s)
+            except (BufferClosed, OutOfSpace):  # this block, or this moment
+                return None
+            except BaseException:
+                self._left[number] = block
+                raise
         return [bytes(outcomes) for outcomes in calls.outcomes]
 
     def read(self, span: ReadSpan, into: Block, bounces: Bounces, timeout_s: float) -> bytes | None:
@@ -119,6 +128,12 @@ class WorkerDevices:
         """Let every segment go; each is closed when the last read from it ends."""
         with self._mutex:
             self._segments = {}
+
+    def _detach_left(self, link: FrameSocket, deadline_s: float) -> None:
+        """Have the worker close what calls before this one left behind."""
+        for number in list(self._left):
+            call(link, DetachBuffer(number), deadline_s)
+            self._left.pop(number, None)
 
     def _segment(
         self, ref: SegmentRef, device: Device, bounces: Bounces, timeout_s: float

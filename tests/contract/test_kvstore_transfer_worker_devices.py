@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +15,7 @@ from kvstore.client.device_mover import DeviceMover
 from kvstore.client.performer import HostMover
 from kvstore.client.staging import SpareBuffers
 from kvstore.clock import SystemClock
-from kvstore.errors import BadValue
+from kvstore.errors import BadValue, BufferClosed, Unavailable
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, Role
 from kvstore.transfer import worker_devices
@@ -58,8 +60,8 @@ class Client:
         self.device = device or TamperedDevice()
         self.bounces = Bounces(self.device, ROOM)
         self.address = Address("shm", rig.unix.removeprefix("unix:"), 0)
-        context = TransferContext(Identity(Role.ENGINE), self.address, (self.address,))
-        self.transport: ShmTransport = open_transport(context, TIMEOUT_S)
+        self.context = TransferContext(Identity(Role.ENGINE), self.address, (self.address,))
+        self.transport: ShmTransport = open_transport(self.context, TIMEOUT_S)
 
     def ref(self, segment: Segment) -> SegmentRef:
         return SegmentRef(
@@ -75,12 +77,19 @@ class Client:
         made.copy_from(host(pages.source), moves)
         return made
 
-    def ingest(self, segment: Segment, pages: Pages, block: Block) -> list[bytes] | None:
+    def open_anew(self) -> None:
+        """As is done after a call in which nothing moved."""
+        self.transport.close()
+        self.transport = open_transport(self.context, TIMEOUT_S)
+
+    def ingest(
+        self, segment: Segment, pages: Pages, block: Block, timeout_s: float = TIMEOUT_S
+    ) -> list[bytes] | None:
         span = IngestSpan(
             EPOCH, self.ref(segment), generation(5), 1, 0, pages.size, 64, bytes(32),
             b"".join(pages.keys), pages.offsets.tobytes(), PLACES,
         )  # fmt: skip
-        return self.transport.devices.ingest([span], block, self.bounces, TIMEOUT_S)
+        return self.transport.devices.ingest([span], block, self.bounces, timeout_s)
 
     def span(self, segment: Segment, pages: Pages) -> ReadSpan:
         return ReadSpan(
@@ -140,6 +149,50 @@ def test_nothing_of_a_block_stays_with_the_worker(rig: Rig, client: Client) -> N
     block.close()
     del block
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_block_is_kept_until_the_worker_has_closed_it(rig: Rig, client: Client) -> None:
+    pages, device, go_on = Pages(OFFSETS), rig.hbm.device, threading.Event()
+    assert isinstance(device, TamperedDevice)
+    block = client.block(pages)
+    left = weakref.ref(block)
+
+    def hang(_: object) -> None:
+        go_on.wait()
+
+    device.after_copy = hang
+    lost = bytes((Outcome.TRANSPORT,)) * 4
+    assert client.ingest(rig.hbm, pages, block, timeout_s=0.2) == [lost]
+    del block
+    client.open_anew()
+    assert left() is not None, "the worker copies out of it"
+    device.after_copy = lambda _: None
+    go_on.set()
+    pages = Pages(OFFSETS, first_key=50)
+    assert client.ingest(rig.segment, pages, client.block(pages)) == [bytes(4)]
+    assert left() is None
+    (buffers,) = rig.service.buffers._sessions.values()  # noqa: SLF001 -- nothing else tells
+    assert not buffers._held  # noqa: SLF001 -- as above
+
+
+def test_a_block_that_cannot_be_opened_now_takes_another_way_and_the_next_one_this(
+    rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(OFFSETS)
+    block = client.block(pages)
+
+    def fail(_: object, descriptors: list[int]) -> Block:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise Unavailable("CUDA: cuIpcOpenMemHandle_v2 failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.hbm.device, "open", fail)
+        assert client.ingest(rig.hbm, pages, block) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "BUFFERS_PER_SESSION_MAX", 0)
+        assert client.ingest(rig.hbm, pages, block) is None
+    assert client.ingest(rig.hbm, pages, block) == [bytes(4)]
 
 
 def test_pages_that_change_after_they_were_hashed_are_refused(rig: Rig, client: Client) -> None:
@@ -307,11 +360,12 @@ def test_what_cannot_be_opened_is_refused(rig: Rig) -> None:
         block = TamperedDevice().allocate(PAGE)
         assert client.call(good, fds=block.descriptors) == Done()
         before = len(os.listdir("/proc/self/fd"))
-        for change in ({"device": "cuda-00"}, {"size_bytes": 2 * PAGE}, {"size_bytes": 0}):
-            message = msgspec.structs.replace(good, **change)
-            fds = block.descriptors if message.device == CPU else ()
-            with pytest.raises(BadValue):
-                client.call(message, fds=fds)
+        with pytest.raises(BadValue):
+            client.call(msgspec.structs.replace(good, device="cuda-00"))
+        for size in (2 * PAGE, 0):
+            message = msgspec.structs.replace(good, size_bytes=size)
+            with pytest.raises(BufferClosed, match="cannot be opened"):
+                client.call(message, fds=block.descriptors)
         for name, incarnation in (("strange", 1), (rig.segment.id, rig.segment.incarnation),
                                   (rig.hbm.id, 1)):  # fmt: skip
             with pytest.raises(BadValue, match="a segment on a device, in the life that it is in"):
