@@ -81,11 +81,18 @@ def pushed_out(scene: Scene, chain: PageChain, first: int = 100) -> None:
     raise AssertionError("it stays in memory")
 
 
+def about_to_move(scene: Scene, chain: PageChain) -> None:
+    """Store a chain, and stop the clock when the worker is asked to write it to the disk."""
+    scene.hold(Ingest, source="master")
+    scene.stored(chain)
+    scene.run_until(lambda: bool(scene.held_messages(Ingest)))
+
+
 def moving(scene: Scene, chain: PageChain) -> None:
     """Store a chain, and stop the clock when it is being written to the disk."""
-    scene.stored(chain)
+    about_to_move(scene, chain)
     scene.worker().copy_delay_max_s = SLOW_S
-    scene.put(scene.chain(1, 900))
+    scene.release()
     scene.run_until(lambda: bool(disk_of(scene).all_records()))
     assert not sealed(scene, "nvme")
 
@@ -159,9 +166,7 @@ def test_a_staged_copy_that_rots_is_loaded_anew(tiers: Scene) -> None:
 
 def test_a_source_that_was_removed_before_the_move_began_is_not_copied(tiers: Scene) -> None:
     chain = tiers.chain(4)
-    tiers.hold(Ingest, source="master")
-    tiers.stored(chain)
-    tiers.run(0.1)
+    about_to_move(tiers, chain)
     assert tiers.removed(chain) == [True] * 4
     tiers.run(2.0)  # the lease of nobody: freed
     tiers.release()
@@ -192,9 +197,9 @@ def test_a_worker_killed_between_bytes_and_record_has_the_page_in_memory(tiers: 
 
 def test_a_copy_that_was_sealed_for_an_earlier_master_is_adopted_once(tiers: Scene) -> None:
     chain = tiers.chain(4)
-    tiers.stored(chain)
+    about_to_move(tiers, chain)
+    tiers.release()
     tiers.hold(Sealed, source="worker")
-    tiers.put(tiers.chain(1, 900))
     tiers.run_until(lambda: set(chain) <= set(sealed(tiers, "nvme")))
     generations = {record.generation for record in sealed(tiers, "nvme").values()}
     tiers.replace_master()
