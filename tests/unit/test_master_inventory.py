@@ -18,6 +18,7 @@ from kvstore.wire.messages.membership import (
     InventoryRows,
     InventoryWanted,
     OfferInventory,
+    ReportSegment,
 )
 from kvstore.wire.messages.puts import AbortPut
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
@@ -372,3 +373,19 @@ def test_bad_inventories_are_refused(rig: Rig) -> None:
     assert isinstance(worker.ask(InventoryEnd(name, 1)), Done)
     assert isinstance(worker.ask(InventoryEnd(name, 1)), Done)  # repeated
     assert failure(worker.ask(OfferInventory(name, 1, ()))).code == "unavailable"
+
+
+def test_a_disk_that_fails_before_its_offer_does_not_keep_memory_from_serving() -> None:
+    rig = Rig()
+    worker = rig.add_worker(nvme_chunks=4, join=False)
+    disk = rig.segment("w1-nvme")
+    offer = OfferInventory(disk.segment, disk.incarnation, ())
+    for _ in range(2):  # the worker may have offered both before it knew; then it comes again
+        worker.connect()
+        assert worker.ask(ReportSegment("w1-nvme", 1, "failed", "EIO")) == Done()
+        refused = failure(worker.ask(offer))
+        assert (refused.code, refused.text) == ("unavailable", "segment w1-nvme is not registered")
+        worker.offer()
+        assert worker.ask(InventoryEnd("w1-dram", 1)) == Done()
+        assert rig.master.core.segments["w1-dram"].readable
+        worker.leave()

@@ -255,9 +255,18 @@ def test_a_request_of_another_epoch_is_refused(epoch: int) -> None:
     assert script.state.epoch == EPOCH  # a client cannot raise it
 
 
+def calls(actions: list[events.Action]) -> list[events.CallMaster]:
+    return [each for each in actions if isinstance(each, events.CallMaster)]
+
+
+def offered(call: events.CallMaster) -> str:
+    """The segment whose inventory is offered; empty for other calls."""
+    return call.message.segment if isinstance(call.message, OfferInventory) else ""
+
+
 def reports(actions: list[events.Action]) -> list[ReportSegment]:
-    calls = [each.message for each in actions if isinstance(each, events.CallMaster)]
-    return [call for call in calls if isinstance(call, ReportSegment)]
+    messages = [each.message for each in calls(actions)]
+    return [message for message in messages if isinstance(message, ReportSegment)]
 
 
 def test_a_medium_that_does_less_is_told_at_once() -> None:
@@ -283,9 +292,9 @@ def test_a_medium_is_told_of_once_its_inventory_has_ended_or_instead(
     told: list[ReportSegment] = []
     ended: set[str] = set()
     actions = script.feed(events.LinkOpened())
-    while calls := [each for each in actions if isinstance(each, events.CallMaster)]:
+    while asked := calls(actions):
         actions = []
-        for call in calls:
+        for call in asked:
             reply = registration_reply(call.message, EPOCH)
             if isinstance(call.message, InventoryEnd):
                 ended.add(call.message.segment)
@@ -307,3 +316,17 @@ def test_a_report_that_is_refused_is_let_be_and_one_without_an_answer_ends_the_l
     call = one(script.feed(events.MediumChanged(NVME, "failed", "EIO")), events.CallMaster)
     actions = script.feed(events.MasterAnswered(call.call, reply))
     assert kinds(actions) == ([] if reply else ["CloseLink"])
+
+
+def test_a_medium_that_fails_before_its_offer_is_left_out_of_the_next_registration() -> None:
+    script = Script(nvme=True)
+    offers = registering(script, ACCEPTED)
+    assert {type(each.message) for each in calls(offers)} == {OfferInventory}
+    assert script.feed(events.MediumChanged(NVME, "failed", "EIO")) == []
+    offer = next(each for each in calls(offers) if offered(each) == NVME)
+    ended = script.feed(events.MasterAnswered(offer.call, Failure("unavailable", "lost")))
+    assert kinds(ended) == ["CloseLink"]
+    script.feed(events.LinkClosed())
+    again = registering(script, ACCEPTED)
+    assert [offered(each) for each in calls(again)] == ["", SEGMENT]
+    assert reports(again) == [ReportSegment(NVME, INCARNATION, "failed", "EIO")]
