@@ -7,7 +7,6 @@ Elsewhere pages go through host memory. Must not know plans.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.buffer import Buffer
     from kvstore.transfer.choice import Choice
     from kvstore.transfer.device import Block
+    from kvstore.transfer.memory import Memory
     from kvstore.transfer.transport import IngestSpan, ReadSpan, Transport
     from kvstore.wire.messages.common import SegmentRef
 
@@ -86,9 +86,14 @@ class DeviceMover(Mover):
         return outcomes
 
     def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
+        deadline_s = time.monotonic() + timeout_s
         if isinstance(way, ShmTransport):
             found = way.devices.read(span, self._block, self._bounces, timeout_s)
             if found is not None:
                 return found
-        read = partial(way.read, timeout_s=timeout_s)
-        return read_to_device(read, span, self._block, self._bounces)
+
+        def read(piece: ReadSpan, room: Memory) -> bytes:
+            return way.read(piece, room, max(0.0, deadline_s - time.monotonic()))
+
+        with self._take_buffer(span.part_bytes) as buffer:
+            return read_to_device(read, span, self._block, buffer.memory)

@@ -37,7 +37,8 @@ BUFFERS: Final = 2
 class Bounces:
     """A few bounce buffers for one device. Thread-safe: who finds none waits.
 
-    Whoever holds one must not wait for another of the same, but may for one of other Bounces.
+    Whoever holds one must not wait for another of the same, but may for one of other Bounces. Nor
+    may it wait for a peer: a wait for one is for work on this host, and has no deadline (I20).
     """
 
     def __init__(self, device: Device, size_bytes: int = BOUNCE_BYTES) -> None:
@@ -117,19 +118,20 @@ def span_checksums_on_device(span: IngestSpan, source: Block, bounces: Bounces) 
 
 
 def read_to_device(
-    read: Callable[[ReadSpan, Memory], bytes], span: ReadSpan, into: Block, bounces: Bounces
+    read: Callable[[ReadSpan, Memory], bytes], span: ReadSpan, into: Block, room: Memory
 ) -> bytes:
     """A `Transport.read` whose places are of a device's block: read into host memory, then copied.
+
+    `room` is memory of the caller's own, for at least one part.
 
     Verified before the copy. One Outcome byte a page; places of pages that are not OK are zeroed.
     """
     into.device.settle()
     size, outcomes = span.part_bytes, bytearray()
-    with bounces.one() as bounce:
-        for piece in even_pieces(span, min(GROUP_BYTES, bounce.size_bytes)):
-            ats = range(0, len(piece) * size, size)
-            outcomes += read(msgspec.structs.replace(piece, places=tuple(ats)), bounce)
-            # A refused page is zeros in the bounce buffer: copied too, it wipes its place.
-            rows = zip(piece.places, ats, strict=True)
-            into.copy_from(bounce, [Move(place, at, size) for place, at in rows])
+    for piece in even_pieces(span, min(GROUP_BYTES, room.size_bytes)):
+        ats = range(0, len(piece) * size, size)
+        outcomes += read(msgspec.structs.replace(piece, places=tuple(ats)), room)
+        # A refused page is zeros in host memory: copied too, it wipes its place.
+        rows = zip(piece.places, ats, strict=True)
+        into.copy_from(room, [Move(place, at, size) for place, at in rows])
     return bytes(outcomes)

@@ -139,7 +139,11 @@ class WorkerDevices:
         self, ref: SegmentRef, device: Device, bounces: Bounces, timeout_s: float
     ) -> DeviceSegment | None:
         place = (ref.segment, ref.incarnation, device.identity)
-        with self._mutex:
+        deadline_s = time.monotonic() + timeout_s
+        # Somebody who waits for the worker may have it.
+        if not self._mutex.acquire(timeout=timeout_s):
+            return None
+        try:
             found, opened_s = self._segments.get(place, (None, -inf))
             now_s = time.monotonic()
             if now_s - opened_s >= SHARE_S:
@@ -147,9 +151,11 @@ class WorkerDevices:
                 self._segments = {k: s for k, s in self._segments.items() if k[0] != ref.segment}
                 found = None
                 with suppress(BadValue, OutOfSpace):  # nor can it be shared a moment later
-                    found = self._open(ref, device, bounces, now_s + timeout_s)
+                    found = self._open(ref, device, bounces, deadline_s)
                 self._segments[place] = found, now_s
             return found
+        finally:
+            self._mutex.release()
 
     def _open(
         self, ref: SegmentRef, device: Device, bounces: Bounces, deadline_s: float

@@ -265,6 +265,16 @@ def test_a_segment_that_cannot_be_shared_is_not_asked_for_again(
     assert list(rig.hbm.chunks) == [0, 1, 2]
 
 
+def test_who_finds_a_segment_being_opened_waits_for_its_own_deadline_only(
+    rig: Rig, client: Client
+) -> None:
+    devices, pages = client.transport.devices, Pages(OFFSETS)
+    into = client.device.allocate(ROOM)
+    with devices._mutex:  # noqa: SLF001 -- held as by a call whose worker hangs
+        found = devices.read(client.span(rig.hbm, pages), into, client.bounces, 0.01)
+    assert found is None
+
+
 def test_another_life_of_the_segment_is_opened_anew() -> None:
     leader = Leader()
     try:

@@ -112,7 +112,7 @@ def test_wiped_places_are_zeros_and_nothing_else_is(device: Device, bounces: Bou
 
 @pytest.mark.parametrize("group_bytes", [1, 3 * SIZE, 1 << 20])
 def test_a_read_lands_on_the_device_and_refused_pages_as_zeros(
-    device: Device, bounces: Bounces, group_bytes: int, monkeypatch: pytest.MonkeyPatch
+    device: Device, group_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounce, "GROUP_BYTES", group_bytes)
     wanted = read_span()
@@ -130,7 +130,7 @@ def test_a_read_lands_on_the_device_and_refused_pages_as_zeros(
 
     block = device.allocate(10_000)
     block.copy_from(host(b"\xee" * 10_000), [Move(0, 0, 10_000)])
-    outcomes = read_to_device(read, wanted, block, bounces)
+    outcomes = read_to_device(read, wanted, block, host(bytes(16 * 4096)))
     assert outcomes == bytes((0, 0, Outcome.STALE, Outcome.STALE, 0, 0, 0))
     want = bytearray(b"\xee" * 10_000)
     for i, place in enumerate(PLACES):
@@ -144,7 +144,7 @@ def test_the_models_own_work_on_the_device_is_waited_for_first() -> None:
     seen: list[int] = []
     device.after_copy = lambda _: seen.append(device.settled)
     span_checksums_on_device(ingest_span(), block, bounces)
-    read_to_device(lambda span, _: bytes(len(span)), read_span(), block, bounces)
+    read_to_device(lambda span, _: bytes(len(span)), read_span(), block, host(bytes(4 * SIZE)))
     assert seen == [1, 1, 2, 2]
     bounces.close()
 
