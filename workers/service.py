@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     RecordWork = events.WriteFree | events.WriteRemoved
 
 LOG: Final = logging.getLogger(__name__)
-MOVER_THREADS: Final = 2
 
 
 class Service:
@@ -67,7 +66,8 @@ class Service:
         line: ReportLine,
         engine: EngineDesk | None = None,
         staging: Staging | None = None,
-        mover_threads: int = MOVER_THREADS,
+        *,
+        mover_threads: int,
     ) -> None:
         """Serve nothing yet: `control` must be set before the first event."""
         self.state = state

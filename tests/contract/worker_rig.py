@@ -232,7 +232,7 @@ class Rig:
         line = ReportLine(identity.renewed())
         clock = SystemClock() if clock is None else clock
         staging = None if disk is None else self._staging(folder, clock)
-        self.service = Service(self.state, segments, clock, line, staging=staging)
+        self.service = Service(self.state, segments, clock, line, staging=staging, mover_threads=2)
         self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
         self.control = ControlLink(self.service, [leader.address], identity, self.refusals.put)
         self.service.control = self.control

@@ -64,7 +64,8 @@ def test_a_disk_that_hangs_holds_up_no_other(kind: type[Work], outcome: Outcome)
         for number, disk in enumerate(disks)
     ]  # fmt: skip
     wanting = Wanting(kind, [segment.id for segment in segments])
-    service = Service(cast("WorkerState", wanting), segments, clock, cast("ReportLine", None))
+    state, line = cast("WorkerState", wanting), cast("ReportLine", None)
+    service = Service(state, segments, clock, line, mover_threads=1)
     disks[HUNG].answers.clear()
     try:
         service.dispatch(events.Tick())
