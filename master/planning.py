@@ -146,6 +146,7 @@ class Planner:
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
             self._take_in(chain, found, plans, hints)
+        self._let_go(chain, found)
         if self._is_cut and self._message.wait:
             self._keep_end(chain)
 
@@ -159,8 +160,14 @@ class Planner:
                 stretch.run.ttl_s = max(stretch.run.ttl_s, asked_s)
             self._core.touch(stretch.run, hints)
 
+    def _let_go(self, chain: PutChain, found: list[Stretch]) -> None:
+        """End what an earlier round of the put kept: it has a child now, or nothing waits."""
+        run = found[-1].run if found else self._tree.get(chain.parent)
+        if run is not None:
+            run.kept_until_s = 0.0
+
     def _keep_end(self, chain: PutChain) -> None:
-        """Lease the last page of the chain that is in the tree, while its rest waits for room.
+        """Keep the last page of the chain that is in the tree, while its rest waits for room.
 
         It has no child yet: the victims for the rest would be the pages that the rest hangs on.
         """
@@ -168,8 +175,7 @@ class Planner:
         run = found[-1].run if found else self._tree.get(chain.parent)
         if run is not None:
             core = self._core
-            until_s = min(core.now + self._message.timeout_s, core.lease_end_s())
-            run.leased_until_s = max(run.leased_until_s, until_s)
+            run.kept_until_s = min(core.now + self._message.timeout_s, core.lease_end_s())
 
     def _plan_part(
         self, first: int, chain: PutChain, found: list[Stretch], part: int, part_bytes: int

@@ -103,6 +103,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
     """Which eviction policy gave it those numbers (master/eviction.py)."""
     leased_until_s: float = 0.0
     """When the last lease has ended and the margin is over (I9)."""
+    kept_until_s: float = 0.0
+    """A put whose rest waits for room wants to hang it below the last page until then."""
     progress_s: float = 0.0
     """When some part of some page was last planned or sealed."""
     copies: tuple[Copy, ...] = ()

@@ -183,7 +183,7 @@ def _covered_tail(run: Run, segment: Segment) -> range:
 
 def _is_idle(core: Core, tree: Tree, run: Run) -> bool:
     """Whether nobody reads these pages or puts more of them."""
-    if run.plans or run.leased_until_s > core.now:
+    if run.plans or max(run.leased_until_s, run.kept_until_s) > core.now:
         return False
     if tree.parts == 1 or core.now >= run.progress_s + core.tunables.put_timeout_base_s:
         return True

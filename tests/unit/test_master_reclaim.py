@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore import limits
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import Layout, open_layout
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
@@ -203,6 +204,35 @@ def test_the_beginning_of_a_chain_makes_no_room_for_its_rest() -> None:
     space.report(space.write(rest, new[4 * 32 :], new[3 * 32 : 4 * 32]))
     assert space.probe(new) == b"\1" * 8
     assert space.probe(old) == b"\1" * 8 + bytes(4)
+
+
+def put_in_rounds(rig: Rig, space: OpenedNamespace, keys: bytes) -> int:
+    """Store a chain as room is made for it, without any time passing; how often it was asked."""
+    parent: bytes = ROOT_PARENT
+    rounds = 0
+    while keys:
+        rounds += 1
+        plans = space.begin(keys, parent, wait=True)
+        if plans is None:
+            request = rig.last_request
+            rig.settle()
+            plans = rig.reply(rig.engine, request)
+        assert isinstance(plans, PutPlans), plans
+        stop = KEY_BYTES * sum(span.count for span in plans.spans)
+        space.report(space.write(plans, keys[:stop], parent))
+        parent, keys = keys[stop - KEY_BYTES : stop], keys[stop:]
+        rig.settle()
+    return rounds
+
+
+def test_what_a_put_kept_while_it_waited_can_go_when_it_is_done() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    space.put(chain(1, 12))
+    assert put_in_rounds(rig, space, chain(2, 16)) > 1
+    assert space.probe(chain(2, 16)) == b"\1" * 16
+    put_in_rounds(rig, space, chain(3, 16))
+    assert space.probe(chain(3, 16)) == b"\1" * 16
+    assert space.probe(chain(2, 16)) == bytes(16)
 
 
 def test_leased_pages_make_no_room() -> None:
