@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvstore.transfer.context import TransferContext
+    from kvstore.transfer.device import Block
 
 TIMEOUT_S = 1.0
 
@@ -28,6 +29,7 @@ class Kind:
     def __init__(self) -> None:
         self.dead: set[str] = set()
         self.opened: list[str] = []
+        self.left: list[dict[int, Block]] = []
 
     def require(self) -> None:
         """Usable."""
@@ -36,6 +38,7 @@ class Kind:
         """Open, or refuse."""
         assert timeout_s <= TIMEOUT_S
         self.opened.append(context.address.where)
+        self.left.append(context.left)
         if context.address.where in self.dead:
             raise Unavailable("nobody there")
         return LoopbackTransport()
@@ -132,6 +135,18 @@ def test_no_way_is_none(kinds: dict[str, Kind]) -> None:
     choice = chosen(["tcp"])
     assert choice.transport(EVERYWHERE, TIMEOUT_S) is None
     assert choice.rank(EVERYWHERE, TIMEOUT_S) is None
+
+
+def test_what_a_worker_may_have_open_outlives_a_transport(kinds: dict[str, Kind]) -> None:
+    choice = chosen(["tcp"])
+    for _ in range(2):
+        opened = choice.transport(EVERYWHERE, TIMEOUT_S)
+        assert opened is not None
+        choice.drop(opened)
+    choice.transport(ref(("tcp", "another", 0)), TIMEOUT_S)
+    first, again, another = kinds["tcp"].left
+    assert first is again
+    assert first is not another
 
 
 def test_a_dropped_transport_is_closed_and_opened_anew(kinds: dict[str, Kind]) -> None:
