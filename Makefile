@@ -106,7 +106,7 @@ demo: setup
 
 test: setup
 	echo '== tests'
-	$(PYTHON) -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 lint: setup
 	echo '== ruff format'
