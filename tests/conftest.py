@@ -1,10 +1,11 @@
-"""What holds for every test: reproducible examples, and nothing left running.
+"""What holds for every test: reproducible examples, the usual signals, and nothing left running.
 
 Owns the hypothesis profiles and the leak check. Must not know any package of ours.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile("ci")
+
+# Started in the background by a shell without job control we would ignore these, and so would every
+# program that a test starts, since ours heed what they inherit (nohup).
+for each in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(each) is signal.SIG_IGN:
+        signal.signal(each, signal.SIG_DFL)
 
 # Cluster tests have a harness of their own, which knows the processes that it started.
 LEAK_CHECKED = ("unit", "contract", "simulation")
