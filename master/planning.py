@@ -132,12 +132,16 @@ class Planner:
 
     def _plan_chain(self, first: int, chain: PutChain) -> None:
         tree, parts = self._tree, self._message.parts
-        if chain.parent != ROOT_PARENT and tree.get(chain.parent) is None:
+        above = tree.get(chain.parent) if chain.parent != ROOT_PARENT else None
+        if above is None and chain.parent != ROOT_PARENT:
             for part in parts:
                 self._refuse(first, len(chain.keys) // KEY_BYTES, part, Outcome.PARENT_MISSING)
             return
         found = tree.stretches(chain.keys)
         _check_chain(tree, chain, found)
+        end = found[-1].run if found else above
+        if end is not None:
+            end.kept_until_s = 0.0  # by an earlier round of the put, which goes on now
         hints = hinting.of_put(self._core, self._message, chain)
         self._use(found, hints)
         plans: list[Plan] = []
@@ -146,7 +150,6 @@ class Planner:
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
             self._take_in(chain, found, plans, hints)
-        self._let_go(chain, found)
         if self._is_cut and self._message.wait:
             self._keep_end(chain)
 
@@ -159,12 +162,6 @@ class Planner:
             if asked_s is not None:
                 stretch.run.ttl_s = max(stretch.run.ttl_s, asked_s)
             self._core.touch(stretch.run, hints)
-
-    def _let_go(self, chain: PutChain, found: list[Stretch]) -> None:
-        """End what an earlier round of the put kept: it has a child now, or nothing waits."""
-        run = found[-1].run if found else self._tree.get(chain.parent)
-        if run is not None:
-            run.kept_until_s = 0.0
 
     def _keep_end(self, chain: PutChain) -> None:
         """Keep the last page of the chain that is in the tree, while its rest waits for room.
