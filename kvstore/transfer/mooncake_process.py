@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import importlib.util
 import ipaddress
 import os
 import re
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -65,7 +63,6 @@ BUILDS: Final = (
 )
 VERSION_MIN: Final = (0, 3, 13, 1)
 """0.3.13.post1. Before 0.3.12 transfers were torn after success, and any address was writable."""
-CUDA_LIBRARY: Final = b"libcudart.so"
 PROTOCOL_SWITCH: Final = "MC_TCP_PROTO"
 START_TIMEOUT_S: Final = 20.0
 MAP_TIMEOUT_S: Final = 60.0
@@ -110,22 +107,6 @@ def check_installed() -> str:
         "transport mooncake: the transfer engine is not installed; install one of kvharbor[cpu], "
         "kvharbor[cuda12], kvharbor[cuda13], kvharbor[rocm], kvharbor[npu]"
     )
-
-
-def require_device_memory() -> None:
-    """ConfigError unless the installed engine can register memory of CUDA devices.
-
-    Read off what its library is linked to: the builds share one import name and one interface.
-    """
-    check_installed()
-    found = importlib.util.find_spec("mooncake")
-    folders = (found and found.submodule_search_locations) or []
-    libraries = [each for folder in folders for each in Path(folder).glob("engine*.so")]
-    if not any(CUDA_LIBRARY in each.read_bytes() for each in libraries):
-        raise ConfigError(
-            "transport mooncake: this build of the transfer engine registers no device memory; "
-            "install kvharbor[cuda12] or kvharbor[cuda13] in its place"
-        )
 
 
 def check_version(build: str, version: str) -> str:

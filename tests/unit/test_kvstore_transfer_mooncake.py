@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -22,11 +20,7 @@ from kvstore.transfer.mooncake_process import (
     ProcessPool,
     check_installed,
     check_version,
-    require_device_memory,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAR_FUTURE_S = 1e12
 
@@ -55,34 +49,6 @@ def test_an_absent_engine_is_named_with_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(ConfigError, match=r"install one of kvharbor\[cpu\]"):
         check_installed()
-
-
-@pytest.mark.parametrize(
-    ("library", "can"), [(b"libcudart.so.12", True), (b"libibverbs.so.1", False), (None, False)]
-)
-def test_only_a_build_that_is_linked_to_cuda_registers_device_memory(
-    library: bytes | None, can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if library is not None:
-        (tmp_path / "engine.so").write_bytes(b"\x7fELF" + library + b"\0")
-    spec = importlib.machinery.ModuleSpec("mooncake", None, is_package=True)
-    spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-    if can:
-        require_device_memory()
-        return
-    with pytest.raises(ConfigError, match=r"registers no device memory; install kvharbor\[cuda12"):
-        require_device_memory()
-
-
-def test_the_installed_build_registers_device_memory_if_its_name_says_so() -> None:
-    try:
-        importlib.metadata.version("mooncake-transfer-engine-non-cuda")
-    except importlib.metadata.PackageNotFoundError:
-        require_device_memory()
-        return
-    with pytest.raises(ConfigError, match="registers no device memory"):
-        require_device_memory()
 
 
 @pytest.mark.parametrize(
