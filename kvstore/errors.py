@@ -41,6 +41,20 @@ class StaleEpoch(KVStoreError):
     code = "stale_epoch"
 
 
+class NotLeader(StaleEpoch):
+    """This master does not lead: ask the one that does, at one of `where`."""
+
+    code = "not_leader"
+    where: tuple[str, ...] = ()
+    """Addresses of the leader, in the order to try them in; empty where it is not known."""
+
+    def __init__(self, where: tuple[str, ...] = ()) -> None:
+        """Name the leader's addresses, as far as they are known."""
+        known = f"the leader is at {', '.join(where)}" if where else "nor does it know who does"
+        super().__init__(f"this master does not lead; {known}")
+        self.where = where
+
+
 class Fenced(KVStoreError):
     """The worker has fenced itself, or the extent's generation was fenced: plan again."""
 

@@ -25,6 +25,10 @@ PAGE_TTL_MIN_S: Final = 1.0
 PAGE_TTL_MAX_S: Final = 7 * 86400.0
 PAGE_AGE_MAX_S: Final = 86400.0
 SEGMENT_FORGET_S: Final = 7 * 86400.0
+LEADER_LEASE_S: Final = 2.0
+LEADER_MARGIN_S: Final = 0.2
+LEADER_POLL_S: Final = 0.2
+STALE_READ_MAX_S: Final = 300.0
 CALL_TIMEOUT_S: Final = 10.0
 CALL_TIMEOUT_MAX_S: Final = 600.0
 HELLO_TIMEOUT_S: Final = 5.0
@@ -79,6 +83,8 @@ WORKER_ADMIN_PORT: Final = 7711
 
 assert LEASE_TTL_S <= LEASE_TTL_MAX_S
 assert LEASE_MARGIN_S < LEASE_TTL_S
+# A leader renews every quarter: one answer may be late or lost.
+assert LEADER_MARGIN_S < LEADER_LEASE_S / 4
 # A worker fences itself after half of this: one lost heartbeat must not be enough.
 assert 2 * HEARTBEAT_INTERVAL_S < WORKER_LOST_AFTER_S / 2
 assert WATERMARK_DEMOTE < WATERMARK_LOW < WATERMARK_HIGH <= 1.0

@@ -36,6 +36,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     heartbeat_interval_s: Seconds = Seconds(limits.HEARTBEAT_INTERVAL_S)
     worker_lost_after_s: Seconds = Seconds(limits.WORKER_LOST_AFTER_S)
     segment_forget_s: Seconds = Seconds(limits.SEGMENT_FORGET_S)
+    stale_read_max_s: float = limits.STALE_READ_MAX_S
+    """How long lookups are answered, for copying reads, while it is unknown who leads; 0: not."""
     watermark_high: float = limits.WATERMARK_HIGH
     watermark_low: float = limits.WATERMARK_LOW
     watermark_demote: float = limits.WATERMARK_DEMOTE
@@ -66,6 +68,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
             least = f"more than twice heartbeat_interval_s ({self.heartbeat_interval_s})"
             raise BadValue("worker_lost_after_s", self.worker_lost_after_s, least)
+        if self.stale_read_max_s < 0:
+            raise BadValue("stale_read_max_s", self.stale_read_max_s, "0 or more")
         if not 0 < self.watermark_high <= 1:
             raise BadValue("watermark_high", self.watermark_high, "more than 0, at most 1")
         if not 0 < self.watermark_low < self.watermark_high:
@@ -100,6 +104,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             heartbeat_interval_s=self.heartbeat_interval_s,
             worker_lost_after_s=self.worker_lost_after_s,
             segment_forget_s=self.segment_forget_s,
+            stale_read_max_s=self.stale_read_max_s,
             watermark_high=self.watermark_high,
             watermark_low=self.watermark_low,
             pin_quota=self.pin_quota,

@@ -65,6 +65,8 @@ class Core:
         self.tunables = tunables
         self.epoch = epoch
         self.started_s = NOT_STARTED
+        self.leads_until_s = inf
+        """When the lease that this master leads under may end (I10)."""
         self.now = NOT_STARTED
         self.actions: list[Action] = []
         self.counters: Counter[str] = Counter()

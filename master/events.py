@@ -63,7 +63,13 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time has come to `wakeup_s`, or has simply passed."""
 
 
-Event = SessionOpened | SessionClosed | Request | CommandAnswered | Persisted | Tick
+class Prolonged(msgspec.Struct, frozen=True, gc=False):
+    """The lease that this master leads under is good until then, on the clock of `now` (I10)."""
+
+    until_s: float
+
+
+Event = SessionOpened | SessionClosed | Request | CommandAnswered | Persisted | Prolonged | Tick
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

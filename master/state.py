@@ -6,6 +6,7 @@ operations (puts, reads, removal, membership, inventory, reclaim, losses); what 
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kvstore.errors import CallerError, InvariantBroken, KVStoreError
@@ -57,6 +58,7 @@ from master.event_ring import EventRing
 from master.events import (
     CommandAnswered,
     Persisted,
+    Prolonged,
     Request,
     SessionClosed,
     SessionOpened,
@@ -120,13 +122,20 @@ class MasterState:
     """One master. Mutated by `handle` alone."""
 
     def __init__(
-        self, tunables: Tunables, epoch: Epoch, restored: Iterable[tuple[str, bytes]] = ()
+        self,
+        tunables: Tunables,
+        epoch: Epoch,
+        restored: Iterable[tuple[str, bytes]] = (),
+        leads_until_s: float = inf,
     ) -> None:
         """Start leading in `epoch`, with the durable values of earlier masters.
+
+        `leads_until_s` is when the lease that it leads under may end, unless Prolonged comes.
 
         Raises ConfigError when one of them is not ours.
         """
         self.core = Core(tunables, epoch)
+        self.core.leads_until_s = leads_until_s
         self.ring = EventRing()
         for key, value in sorted(restored):  # namespaces before the pins in them
             if key.startswith(namespaces.PREFIX):
@@ -159,6 +168,8 @@ class MasterState:
                 self._opened(event)
             case SessionClosed():
                 self._closed(event)
+            case Prolonged(until_s):
+                core.leads_until_s = until_s
             case Tick():
                 self._tick()
         self._follow_up()

@@ -26,6 +26,8 @@ class Tunables(msgspec.Struct, frozen=True):
     heartbeat_interval_s: float = limits.HEARTBEAT_INTERVAL_S
     worker_lost_after_s: float = limits.WORKER_LOST_AFTER_S
     segment_forget_s: float = limits.SEGMENT_FORGET_S
+    stale_read_max_s: float = limits.STALE_READ_MAX_S
+    """How long lookups are answered, without lease, once this master's own lease is doubtful."""
     put_timeout_base_s: float = limits.PUT_TIMEOUT_BASE_S
     put_bytes_per_s_min: int = limits.PUT_BYTES_PER_S_MIN
     watermark_high: float = limits.WATERMARK_HIGH
@@ -63,6 +65,8 @@ class Tunables(msgspec.Struct, frozen=True):
             raise ConfigError(f"promote_hits: got {self.promote_hits}, want at least 1")
         if self.move_bytes_per_s <= 0:
             raise ConfigError(f"move_bytes_per_s: got {self.move_bytes_per_s}, want more than 0")
+        if self.stale_read_max_s < 0:
+            raise ConfigError(f"stale_read_max_s: got {self.stale_read_max_s}, want 0 or more")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:
             raise ConfigError(
                 f"worker_lost_after_s: got {self.worker_lost_after_s}, want more than twice "

@@ -24,6 +24,8 @@ EVENTS = [
     events.CommandAnswered(events.CommandId(4), None),
     events.Persisted(events.TicketId(9)),
     events.SessionClosed(events.SessionId(1)),
+    events.Prolonged(12.5),
+    events.Prolonged(float("inf")),
     events.Tick(),
 ]
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import AccessDenied, BadValue, KVStoreError, MalformedMessage, VersionMismatch
+from kvstore.errors import (
+    AccessDenied,
+    BadValue,
+    KVStoreError,
+    MalformedMessage,
+    NotLeader,
+    VersionMismatch,
+)
 from kvstore.rpc import handshake
 from kvstore.rpc.failure import error_of, failure_of
 from kvstore.rpc.identity import (
@@ -311,3 +318,13 @@ def test_failures_carry_the_error_and_nothing_absurd() -> None:
         assert error_of(Failure("unavailable", "", absurd)).retry_after_s == 0.0
     assert type(error_of(Failure("of the future", "?"))) is KVStoreError
     assert failure_of(KVStoreError("\ud800")).text == "?"
+
+
+def test_who_does_not_lead_says_where_the_leader_is() -> None:
+    error = NotLeader(("10.0.0.2:7700", "unix:/run/master.sock"))
+    assert "10.0.0.2:7700, unix:/run/master.sock" in str(error)
+    back = error_of(failure_of(error))
+    assert isinstance(back, NotLeader)
+    assert (str(back), back.where) == (str(error), error.where)
+    assert getattr(error_of(Failure("not_leader", "")), "where", None) == ()
+    assert "nor does it know" in str(NotLeader())

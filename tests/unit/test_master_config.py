@@ -28,6 +28,7 @@ def test_what_is_set_reaches_the_core() -> None:
         lease_ttl_s=2, page_ttl_s=60, page_age_max_s=70, heartbeat_interval_s=0.1,
         worker_lost_after_s=1, segment_forget_s=80, watermark_high=0.8, watermark_low=0.5,
         hints="learned", pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
+        stale_read_max_s=90,
         watermark_demote=0.4, move_bytes_per_s="1GB", promote_hits=3,
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     ).tunables("c")  # fmt: skip
@@ -36,6 +37,7 @@ def test_what_is_set_reaches_the_core() -> None:
         heartbeat_interval_s=0.1, worker_lost_after_s=1.0, segment_forget_s=80.0,
         watermark_high=0.8, watermark_low=0.5, hints="learned",
         pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
+        stale_read_max_s=90.0,
         watermark_demote=0.4, move_bytes_per_s=1_000_000_000, promote_hits=3,
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     )  # fmt: skip
@@ -101,6 +103,7 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
         ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
         ("hints", "guessed", "one of given, learned"),
+        ("stale_read_max_s", -1, "0 or more"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),
         ("watermark_low", 0.95, r"less than watermark_high \(0.95\)"),

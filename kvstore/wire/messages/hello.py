@@ -61,6 +61,8 @@ class Failure(Message, frozen=True, tag=4):
     code: str
     text: str
     retry_after_s: float = 0.0
+    where: tuple[str, ...] = ()
+    """Addresses of the leader, with not_leader where they are known."""
 
 
 class Done(Message, frozen=True, tag=5):
