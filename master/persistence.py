@@ -1,6 +1,7 @@
 """Carries the core's Persist actions into the metadata store, in order, as few writes as can be.
 
-Owns the queue of what is not durable yet. Neighbouring actions travel in one transaction; a store
+Owns the queue of what is not durable yet. Neighbouring actions travel in one transaction, and one
+that is beyond a transaction's bounds is cut: a master that dies between leaves its head. A store
 that is full or away is tried again for as long as it takes, while the master goes on serving. Must
 not know what keys and values mean.
 """
@@ -12,17 +13,15 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from kvstore.coordination.metadata_store import WRITE_BYTES_MAX, WRITE_KEYS_MAX
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from kvstore.coordination.metadata_store import MetadataStore
     from master.events import Persist, TicketId
 
-WRITE_KEYS_MAX: Final = 128
-WRITE_BYTES_MAX: Final = 1 << 20
-"""Bounds of one transaction, etcd's; a single action beyond them travels alone."""
 PENDING_MAX: Final = 65_536
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
@@ -81,8 +80,14 @@ class Persistence:
     async def _write_some(self) -> None:
         """Write the longest head of the queue that fits one transaction, trying until it is in."""
         count, last = self._head()
-        puts = [(key, value) for key, value in last.items() if value is not None]
-        deletes = [key for key, value in last.items() if value is None]
+        for values in _cut(last):
+            await self._write(values)
+        for _ in range(count):
+            self._on_durable(self._pending.popleft().ticket)
+
+    async def _write(self, values: dict[str, bytes | None]) -> None:
+        puts = [(key, value) for key, value in values.items() if value is not None]
+        deletes = [key for key, value in values.items() if value is None]
         delay_s = RETRY_MIN_S
         while True:
             try:
@@ -102,15 +107,13 @@ class Persistence:
             _LOG.warning("metadata is persisted again")
         self.failing = None
         self.writes += 1
-        for _ in range(count):
-            self._on_durable(self._pending.popleft().ticket)
 
     def _head(self) -> tuple[int, dict[str, bytes | None]]:
         """How many actions to write at once, and the last value of each key (None: deleted)."""
         last: dict[str, bytes | None] = {}
         count = size = 0
         for action in self._pending:
-            size += sum(len(key) + len(value) for key, value in action.puts)
+            size += sum(len(value) for _, value in action.puts)
             keys = len(last) + len(action.puts) + len(action.deletes)
             if count and (keys > WRITE_KEYS_MAX or size > WRITE_BYTES_MAX):
                 break
@@ -119,3 +122,16 @@ class Persistence:
             last.update(dict.fromkeys(action.deletes))
             last.update(action.puts)
         return count, last
+
+
+def _cut(values: dict[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
+    """Pieces that fit one write each, in order."""
+    piece: dict[str, bytes | None] = {}
+    size = 0
+    for key, value in values.items():
+        size += len(value or b"")
+        if len(piece) == WRITE_KEYS_MAX or size > WRITE_BYTES_MAX:
+            yield piece
+            piece, size = {}, len(value or b"")
+        piece[key] = value
+    yield piece

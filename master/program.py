@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
+from kvstore.coordination.metadata_store import Candidate, Leader
 from kvstore.coordination.sqlite import SqliteStore
-from kvstore.errors import ConfigError, InvariantBroken
+from kvstore.errors import ConfigError, InvariantBroken, Unavailable
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from master.admin import admin_pages
@@ -46,13 +47,18 @@ async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
     _make_folder(config)
     unix = config.unix_path()
     if unix is not None:
-        # Before the store is opened, which would fence a master that lives in the same folder.
+        # Before the campaign, which would fence a master that lives in the same folder.
         require_free(unix)
     async with AsyncExitStack() as undo:
         store = SqliteStore(config.data_dir / METADATA_FILE, cluster.name)
         undo.push_async_callback(store.close)
-        epoch = await store.open()
-        state = MasterState(config.tunables(cluster.name), epoch, await store.load(""))
+        await store.open()
+        outcome = await store.campaign(Candidate(ROLE, (str(config.listen),)))
+        if isinstance(outcome, Leader):
+            raise Unavailable(f"master {outcome.name} leads")
+        epoch = outcome.epoch
+        restored = [entry async for page in store.load("") for entry in page]
+        state = MasterState(config.tunables(cluster.name), epoch, restored)
         local = "" if unix is None else f"unix:{unix}"
         listener = ListenerIdentity(cluster.name, secret, SERVED_ROLES, epoch, local_address=local)
         service = MasterService(state, listener, store, SystemClock())

@@ -79,7 +79,7 @@ class MasterService:
         store: MetadataStore,
         clock: Clock,
     ) -> None:
-        """`store` is open in the epoch that `state` and `listener` were made with."""
+        """`store` is in the term of the epoch that `state` and `listener` were made with."""
         self._state = state
         self._clock = clock
         self._server = Server(listener, self._opened, self._requested, self._closed)

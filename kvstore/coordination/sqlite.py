@@ -2,12 +2,14 @@
 
 Owns the file's layout and its thread: SQLite blocks, the master's loop may not. WAL with
 synchronous=FULL makes each transaction durable before `write` returns; a kill at any moment
-leaves the old or the new values. Must not know what the values mean.
+leaves the old or the new values. A campaign always wins, and ends the term of whoever else has the
+file open: who shares a folder is kept apart before that. Must not know what the values mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +17,14 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore import errors
-from kvstore.coordination.metadata_store import VALUE_BYTES_MAX
+from kvstore.coordination.metadata_store import EPOCH_MAX, Term, require_writable
 from kvstore.ids import Epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
-    from kvstore.coordination.metadata_store import Entry
+    from kvstore.coordination.metadata_store import Candidate, Entry
 
 Result = TypeVar("Result")
 
@@ -33,7 +35,8 @@ REMEDY: Final = (
     "--fresh`)"
 )
 BUSY_TIMEOUT_S: Final = 2.0
-EPOCH_MAX: Final = (1 << 32) - 1  # a generation packs the epoch in 32 bits
+PAGE_ENTRIES: Final = 256
+NO_TERM: Final = Epoch(0)
 
 _SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
@@ -53,26 +56,38 @@ class SqliteStore:
         """Name the file and the cluster whose metadata it holds; nothing is opened yet."""
         self._path = path
         self._cluster = cluster
-        self._epoch = Epoch(0)
+        self._epoch = NO_TERM
         self._database: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
 
-    async def open(self) -> Epoch:
+    async def open(self) -> None:
         """As the port says. ConfigError names the file when it is damaged or another's."""
         assert self._database is None, "a store is opened once"
-        self._epoch = await self._in_thread(self._open)
-        return self._epoch
+        await self._in_thread(self._open)
 
-    async def load(self, prefix: str) -> list[Entry]:
+    async def campaign(self, candidate: Candidate) -> Term:
+        """As the port says; the file is no place to look up leaders, so `candidate` is not kept."""
+        self._epoch = await self._in_thread(self._raise_epoch)
+        return Term(self._epoch, math.inf)
+
+    async def renew(self) -> None:
         """As the port says."""
-        return await self._in_thread(lambda: self._load(prefix))
+        await self._in_thread(lambda: self._require_term(self._opened()))
+
+    async def load(self, prefix: str) -> AsyncIterator[list[Entry]]:
+        """As the port says; read whole before the first page, so that all are of one moment."""
+        entries = await self._in_thread(lambda: self._load(prefix))
+        for start in range(0, len(entries), PAGE_ENTRIES):
+            yield entries[start : start + PAGE_ENTRIES]
 
     async def write(self, puts: Sequence[Entry], deletes: Sequence[str]) -> None:
         """As the port says."""
-        for key, value in puts:
-            if len(value) > VALUE_BYTES_MAX:
-                raise errors.BadValue(key, f"{len(value)} bytes", f"at most {VALUE_BYTES_MAX}")
+        require_writable(puts, deletes)
         await self._in_thread(lambda: self._write(puts, deletes))
+
+    async def resign(self) -> None:
+        """As the port says."""
+        self._epoch = NO_TERM
 
     async def close(self) -> None:
         """As the port says."""
@@ -109,20 +124,32 @@ class SqliteStore:
             case _:
                 return errors.ConfigError(text)
 
-    def _open(self) -> Epoch:
+    def _open(self) -> None:
         if not self._path.exists():
             _create(self._path, self._cluster)
         database = _connect(self._path)
         try:
             self._check(database)
-            epoch = _raise_epoch(database)
-            # Into the main file: losing the -wal file must not bring an old epoch back.
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except BaseException:
             database.close()
             raise
         self._database = database
+
+    def _raise_epoch(self) -> Epoch:
+        with _transaction(self._opened()) as database:
+            epoch = Epoch(_epoch(database) + 1)
+            assert epoch <= EPOCH_MAX, epoch
+            database.execute("UPDATE leadership SET epoch = ?", (epoch,))
+        # Into the main file: losing the -wal file must not bring an old epoch back.
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return epoch
+
+    def _require_term(self, database: sqlite3.Connection) -> None:
+        raised = _epoch(database)
+        if self._epoch == NO_TERM:
+            raise errors.StaleEpoch("this master is in no term")
+        if raised != self._epoch:  # I10
+            raise errors.StaleEpoch(f"epoch {self._epoch} was followed by epoch {raised}")
 
     def _check(self, database: sqlite3.Connection) -> None:
         found = _pragma(database, "application_id"), _pragma(database, "user_version")
@@ -152,9 +179,7 @@ class SqliteStore:
 
     def _write(self, puts: Sequence[Entry], deletes: Sequence[str]) -> None:
         with _transaction(self._opened()) as database:
-            raised = _epoch(database)
-            if raised != self._epoch:
-                raise errors.StaleEpoch(f"epoch {self._epoch} was followed by epoch {raised}")
+            self._require_term(database)
             database.executemany("DELETE FROM entries WHERE key = ?", ((key,) for key in deletes))
             database.executemany(
                 "INSERT INTO entries (key, value) VALUES (?, ?)"
@@ -214,14 +239,6 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         if database.in_transaction:
             database.execute("ROLLBACK")
         raise
-
-
-def _raise_epoch(database: sqlite3.Connection) -> Epoch:
-    with _transaction(database):
-        epoch = Epoch(_epoch(database) + 1)
-        assert epoch <= EPOCH_MAX, epoch
-        database.execute("UPDATE leadership SET epoch = ?", (epoch,))
-    return epoch
 
 
 def _epoch(database: sqlite3.Connection) -> int:

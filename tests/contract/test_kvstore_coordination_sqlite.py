@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.coordination import sqlite
+from kvstore.coordination.metadata_store import Candidate
 from kvstore.coordination.sqlite import SqliteStore
 from kvstore.errors import ConfigError, KVStoreError, OutOfSpace, Unavailable
 
@@ -28,11 +29,13 @@ PAIRS = 50
 WRITER = f"""
 import asyncio, sys
 from pathlib import Path
+from kvstore.coordination.metadata_store import Candidate
 from kvstore.coordination.sqlite import SqliteStore
 
 async def life() -> None:
     store = SqliteStore(Path(sys.argv[1]), "c")
-    print("epoch", await store.open(), flush=True)
+    await store.open()
+    print("epoch", (await store.campaign(Candidate("m", ()))).epoch, flush=True)
     for number in range(1_000_000):
         value = str(number).encode()
         await store.write([(f"k/{{each}}", value * 100) for each in range({PAIRS})], [])
@@ -42,13 +45,23 @@ asyncio.run(life())
 """
 
 
+async def won(store: SqliteStore) -> int:
+    """Open it and win a campaign; returns the epoch."""
+    await store.open()
+    return (await store.campaign(Candidate("m", ()))).epoch
+
+
+async def loaded(store: SqliteStore) -> list[tuple[str, bytes]]:
+    return [entry async for page in store.load("") for entry in page]
+
+
 def open_once(path: Path, cluster: str = "c") -> tuple[int, list[tuple[str, bytes]]]:
-    """Open, load everything, close; returns the epoch and the entries."""
+    """Open, win, load everything, close; returns the epoch and the entries."""
 
     async def life() -> tuple[int, list[tuple[str, bytes]]]:
         store = SqliteStore(path, cluster)
         try:
-            return await store.open(), await store.load("")
+            return await won(store), await loaded(store)
         finally:
             await store.close()
 
@@ -59,7 +72,7 @@ def write_once(path: Path, *entries: tuple[str, bytes]) -> None:
     async def life() -> None:
         store = SqliteStore(path, "c")
         try:
-            await store.open()
+            await won(store)
             await store.write(entries, [])
         finally:
             await store.close()
@@ -166,7 +179,7 @@ def test_losing_the_log_brings_no_old_epoch_back(path: Path) -> None:
 
     async def opened_and_copied() -> int:
         store = SqliteStore(path, "c")
-        epoch = await store.open()
+        epoch = await won(store)
         shutil.copy(path, copy)  # as a kill would leave it, and without the -wal file
         await store.close()
         return epoch
@@ -202,11 +215,11 @@ def test_a_full_disk_keeps_what_was(path: Path, monkeypatch: pytest.MonkeyPatch)
     async def life() -> list[tuple[str, bytes]]:
         store = SqliteStore(path, "c")
         try:
-            await store.open()
+            await won(store)
             with pytest.raises(OutOfSpace, match="full"):
                 await store.write([("k", b"new"), ("big", bytes(100_000))], [])
             await store.write([("small", b"fits")], [])
-            return await store.load("")
+            return await loaded(store)
         finally:
             await store.close()
 

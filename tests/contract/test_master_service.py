@@ -10,6 +10,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.clock import SystemClock
+from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import BadValue, InvariantBroken, StaleEpoch, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import dial_peer
@@ -93,6 +94,7 @@ def run(use: Callable[[Bench], Awaitable[None]]) -> Bench:
     async def life() -> Bench:
         bench = Bench()
         await bench.store.open()
+        await bench.store.campaign(Candidate("m", ()))
         bench.address = await bench.service.listen("127.0.0.1:0")
         running = asyncio.create_task(bench.service.run())
         try:

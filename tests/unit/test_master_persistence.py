@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.coordination.metadata_store import WRITE_KEYS_MAX, Candidate
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
 from master.events import Persist, TicketId
-from master.persistence import PENDING_MAX, WRITE_KEYS_MAX, Persistence
+from master.persistence import PENDING_MAX, Persistence
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Bench:
 
     async def live(self, use: Callable[[Persistence], Awaitable[None]]) -> None:
         await self.store.open()
+        await self.store.campaign(Candidate("m", ()))
         persistence = Persistence(self.store, self.durable.append, self.sleep)
         running = asyncio.create_task(persistence.run())
         try:
@@ -81,18 +83,26 @@ def test_the_last_action_on_a_key_wins() -> None:
     assert bench.durable == [1, 2, 3, 4, 5]
 
 
-def test_an_action_larger_than_a_transaction_travels_alone() -> None:
+def test_an_action_larger_than_a_transaction_is_cut_and_counts_once() -> None:
     bench = Bench()
     large = persist(2, *((f"l/{each}", b"") for each in range(2 * WRITE_KEYS_MAX)))
     persistence = bench.run(persist(1, ("a", b"")), large, persist(3, ("z", b"")))
-    assert persistence.writes == 3
+    assert persistence.writes == 4
     assert len(bench.disk.entries) == 2 * WRITE_KEYS_MAX + 2
+    assert bench.durable == [1, 2, 3]
 
 
 def test_large_values_are_spread_over_transactions() -> None:
     bench = Bench()
     persistence = bench.run(*(persist(each, (f"k{each}", bytes(600_000))) for each in range(4)))
     assert persistence.writes == 4
+
+
+def test_values_of_one_action_are_spread_over_transactions() -> None:
+    bench = Bench()
+    persistence = bench.run(persist(1, *((f"k{each}", bytes(600_000)) for each in range(3))))
+    assert persistence.writes == 3
+    assert len(bench.disk.entries) == 3
 
 
 def test_a_full_or_absent_store_is_tried_again() -> None:
