@@ -37,6 +37,8 @@ _PARENT_WORD: Final = 14
 _CHECKSUM_WORD: Final = _WORDS - 1
 """Where fields lie, in words of 8 bytes (hosts are little-endian, as the columns on the wire)."""
 _DIGEST_ROW: Final = struct.Struct("<IBQ")
+_SLOT_BYTES: Final = 2
+"""Of a slot's number that are not 0: a chunk has few enough extents."""
 assert _BODY.size + _CHECKSUM.size == RECORD_BYTES
 
 
@@ -213,3 +215,15 @@ def chunk_digest(entries: Iterable[tuple[int, int, int]]) -> int:
     Worker and master compute it from their own tables; only chunks that differ are sent whole.
     """
     return xxhash.xxh3_64_intdigest(b"".join(_DIGEST_ROW.pack(*entry) for entry in entries))
+
+
+def sealed_digest(slots: array[int], generations: array[int]) -> int:
+    """`chunk_digest` of extents that are all SEALED; columns of equal length, ascending slots."""
+    rows = bytearray(bytes((0, 0, 0, 0, RecordState.SEALED))) + bytes(8)
+    rows *= len(slots)
+    low, high = memoryview(slots).cast("B"), memoryview(generations).cast("B")
+    for byte in range(_SLOT_BYTES):  # plane by plane: a row has no alignment
+        rows[byte :: _DIGEST_ROW.size] = low[byte :: slots.itemsize]
+    for byte in range(8):
+        rows[5 + byte :: _DIGEST_ROW.size] = high[byte::8]
+    return xxhash.xxh3_64_intdigest(rows)

@@ -19,8 +19,10 @@ from kvstore.record import (
     RecordBatch,
     RecordFlag,
     RecordState,
+    chunk_digest,
     is_sealed_as,
     pack_record,
+    sealed_digest,
     unpack_record,
 )
 from tests.unit.golden_vectors import RECORD
@@ -160,3 +162,11 @@ def test_only_sealed_is_sealed(state: RecordState) -> None:
         )
     )
     assert not is_sealed_as(packed, RECORD.key, 3, RECORD.generation, RECORD.incarnation)
+
+
+@given(st.dictionaries(st.integers(0, 4095), st.integers(0, (1 << 64) - 1)))
+def test_the_digest_of_sealed_columns_is_that_of_their_rows(held: dict[int, int]) -> None:
+    slots = sorted(held)
+    rows = [(slot, RecordState.SEALED, held[slot]) for slot in slots]
+    columns = array("H", slots), array("Q", [held[slot] for slot in slots])
+    assert sealed_digest(*columns) == chunk_digest(rows)
