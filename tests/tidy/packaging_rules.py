@@ -95,7 +95,8 @@ def required_names() -> set[str]:
     """Return the names of everything that pyproject.toml asks for on an ordinary machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cpu"], *extras["demo"], *extras["dev"]]
+    ours = ("cpu", "demo", "dev", "etcd")
+    wanted = [*project["dependencies"], *(each for name in ours for each in extras[name])]
     return {normal_name(re.split(r"[<>=!~ \[;]", each)[0]) for each in wanted}
 
 
