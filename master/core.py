@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.errors import InvariantBroken
 from kvstore.hints import NO_HINTS
@@ -19,6 +19,7 @@ from kvstore.wire.messages.hello import Failure
 from master import placing
 from master.events import Persist, Reply, SessionId, TicketId
 from master.eviction import EvictionInForce
+from master.in_force import AdmissionInForce, InForce
 from master.lenders import Lenders
 from master.moves import Moves
 from master.namespaces import Namespaces
@@ -55,6 +56,7 @@ EXPIRY_GRAIN_S: Final = 0.25
 PUT_GRAIN_S: Final = 0.05
 DONE: Final = object()
 NOT_STARTED: Final = float("-inf")
+NO_PARAMETERS: Final[dict[str, object]] = {}
 
 
 class Core:
@@ -89,10 +91,15 @@ class Core:
         self.tombstones = Tombstones()
         self.lenders = Lenders()
         self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
-        self.placement = registry.placement(tunables.placement)
-        self.admission = registry.admission(
+        self.admission = AdmissionInForce(
             tunables.nvme_admission, tunables.nvme_admission_parameters
         )
+        self.placement = InForce(
+            registry.placement, registry.PLACEMENT, tunables.placement, NO_PARAMETERS
+        )
+        self.policies: dict[str, InForce[Any]] = {
+            "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
+        }  # fmt: skip
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 
         self.rankings: dict[str, placing.Ranking] = {}

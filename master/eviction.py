@@ -11,45 +11,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kvstore.hints import NO_HINTS
-from kvstore.wire.messages.operator import GetPolicy, PolicyInForce, SetPolicy
+from master.in_force import InForce
 from policies import registry
-from policies.parameters import amended
+from policies.eviction.protocol import EvictionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvstore.hints import Hints
-    from master.core import Core
     from master.run import Run
-    from master.sessions import Caller
 
 
-class EvictionInForce:
+class EvictionInForce(InForce[EvictionPolicy]):
     """As an EvictionPolicy, for runs that may carry the numbers of an earlier one."""
 
     def __init__(self, name: str, parameters: Mapping[str, object]) -> None:
         """BadValue, naming what exists, for an unknown name or parameter."""
-        self.policy = registry.eviction(name, parameters)
-        self.name = name
+        super().__init__(registry.eviction, registry.EVICTION, name, parameters)
         self._era = 0
         """Counts policies; runs carry that of their numbers."""
-
-    def change(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Decide so from now on; BadValue as at the start, and then nothing has changed."""
-        if name == self.name:
-            self.policy.parameters = amended(self.policy.parameters, parameters)
-            return
-        self.policy = registry.eviction(name, parameters)
-        self.name = name
-        self._era += 1
-
-    def in_force(self) -> PolicyInForce:
-        """What there is to say of it."""
-        parameters = msgspec.structs.asdict(self.policy.parameters)
-        return PolicyInForce(self.name, parameters, tuple(sorted(registry.EVICTION)))
 
     def entered(self, run: Run, keys: bytes, now_s: float, hints: Hints) -> int:
         """Pages were put."""
@@ -91,16 +72,6 @@ class EvictionInForce:
             self.entered(run, run.keys, run.touched_s, NO_HINTS)
             run.touches = touches
 
-
-def get_policy(core: Core, caller: Caller, _message: GetPolicy) -> None:
-    """Answer PolicyInForce."""
-    caller.session.must_be_operator()
-    core.reply(caller, core.eviction.in_force())
-
-
-def set_policy(core: Core, caller: Caller, message: SetPolicy) -> None:
-    """Take another policy or other parameters; answer PolicyInForce."""
-    caller.session.must_be_operator()
-    core.eviction.change(message.name, message.parameters)
-    core.tell_size()
-    core.reply(caller, core.eviction.in_force())
+    def _replace(self, name: str, policy: EvictionPolicy) -> None:
+        super()._replace(name, policy)
+        self._era += 1

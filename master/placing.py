@@ -66,7 +66,7 @@ def _in_order(core: Core, segments: Iterable[Segment]) -> list[Segment]:
         for segment in segments
         if segment.takes_plans
     ]
-    return [core.segments[each.segment] for each in core.placement.ranked(candidates)]
+    return [core.segments[each.segment] for each in core.placement.policy.ranked(candidates)]
 
 
 def of_worker(core: Core, worker: str, tier: Tier) -> list[Segment]:

@@ -19,7 +19,7 @@ from kvstore.wire.messages.membership import (
     ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
-from kvstore.wire.messages.operator import GetPolicy, SetPolicy, ShrinkSegment
+from kvstore.wire.messages.operator import GetPolicies, ResetPolicy, SetPolicy, ShrinkSegment
 from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
@@ -34,7 +34,6 @@ from kvstore.wire.messages.reads import (
 )
 from master import (
     confirmations,
-    eviction,
     incomplete,
     inventory,
     lenders,
@@ -43,6 +42,7 @@ from master import (
     namespaces,
     pinning,
     pins,
+    policy_requests,
     puts,
     reads,
     reclaim,
@@ -103,8 +103,9 @@ def _handlers() -> dict[type[Message], Handler]:
     on(PinPages, pinning.pin_pages)
     on(UnpinPages, pinning.unpin_pages)
     on(ListPins, pinning.list_pins)
-    on(GetPolicy, eviction.get_policy)
-    on(SetPolicy, eviction.set_policy)
+    on(GetPolicies, policy_requests.get_policies)
+    on(SetPolicy, policy_requests.set_policy)
+    on(ResetPolicy, policy_requests.reset_policy)
     on(ShrinkSegment, shrinking.shrink_segment)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
@@ -146,6 +147,8 @@ class MasterState:
                 self.core.lenders.restore(key, value)
             elif key.startswith(pins.PREFIX):
                 self.core.pins.restore(self.core.namespaces, key, value)
+            elif key.startswith(policy_requests.PREFIX):
+                policy_requests.restore(self.core, key, value)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Change the state by one event; what is to be done about it, in order.

@@ -264,7 +264,7 @@ def _demote(
         lacking[size_class] += len(pages) * size_class
         return False
     if tier is Tier.NVME and not _is_admitted(core, run, len(pages) * size_class):
-        core.counters[f"demotions_refused_{core.tunables.nvme_admission}"] += 1
+        core.counters[f"demotions_refused_{core.admission.name}"] += 1
         return False
     moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
     return True

@@ -64,9 +64,11 @@ def admission(name: str, parameters: Mapping[str, object] | None = None) -> Admi
     return policy
 
 
-def placement(name: str) -> PlacementPolicy:
-    """A placement policy; BadValue, naming the known ones, when there is none of this name."""
-    return _known("placement", PLACEMENT, name)()
+def placement(name: str, parameters: Mapping[str, object] | None = None) -> PlacementPolicy:
+    """A placement policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("placement", PLACEMENT, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
 
 
 def _known(kind: str, table: Mapping[str, Callable[[], T]], name: str) -> Callable[[], T]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
-    from kvstore.wire.messages.operator import PolicyInForce
+    from kvstore.wire.messages.operator import PoliciesInForce
     from kvstore.wire.messages.pins import PinRow
     from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
 
@@ -152,16 +152,19 @@ def print_pins(pins: Iterable[PinRow]) -> None:
     _console().print(table)
 
 
-def print_policy(found: PolicyInForce) -> None:
-    """The policy of eviction, and its parameters."""
-    others = ", ".join(each for each in found.known if each != found.name)
-    table = _table("", "parameter", ">value")
-    for name, value in found.parameters.items():
-        table.add_row(Text(name), _figure(value))
-    console = _console()
-    console.print(Text(f"eviction {found.name} (there are also {others})"))
-    if table.row_count:
-        console.print(table)
+def print_policies(found: PoliciesInForce) -> None:
+    """The policy of each kind, and its parameters."""
+    table = _table("", "kind", "policy", "by", "parameter", ">value", "there are also")
+    for each in found.policies:
+        by = "operator" if each.is_set else "configuration"
+        others = ", ".join(name for name in each.known if name != each.name) or "-"
+        names = Text(each.kind), Text(each.name), Text(by)
+        (first, value), *more = each.parameters.items() or [("-", None)]
+        cell = Text("-") if value is None else _figure(value)
+        table.add_row(*names, Text(first), cell, Text(others))
+        for name, value in more:
+            table.add_row("", "", "", Text(name), _figure(value))
+    _console().print(table)
 
 
 def print_replayed(pools: Iterable[Replayed]) -> None:

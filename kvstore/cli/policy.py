@@ -1,4 +1,4 @@
-"""`kvharbor policy`: how a running pool chooses what to evict."""
+"""`kvharbor policy`: what a running pool evicts, writes to drives, and where."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import typer
 from kvstore.cli import output
 from kvstore.cli.options import MASTER, AsJson, Cluster, Master, SecretFile, operator
 from kvstore.errors import BadValue
-from kvstore.wire.messages.operator import GetPolicy, PolicyInForce, SetPolicy
+from kvstore.wire.messages.operator import GetPolicies, PoliciesInForce, ResetPolicy, SetPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-app = typer.Typer(help="See and change how victims of eviction are chosen.", no_args_is_help=True)
+app = typer.Typer(
+    help="See and change how the pool evicts, admits to drives, and places.", no_args_is_help=True
+)
+
+Kind = Annotated[str, typer.Argument(help="eviction, admission (to drives) or placement.")]
 
 
 @app.command()
@@ -25,15 +29,16 @@ def show(
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the eviction policy in force, its parameters, and which others exist."""
+    """Show the policies in force, their parameters, and which others exist."""
     with operator(master, cluster, secret_file) as asking:
-        found = asking.ask(GetPolicy(), PolicyInForce)
+        found = asking.ask(GetPolicies(), PoliciesInForce)
     _print(found, as_json=as_json or context.obj)
 
 
 @app.command("set")
 def set_policy(
     context: typer.Context,
+    kind: Kind,
     name: Annotated[str, typer.Argument(help="Of the policy.")],
     parameters: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Its parameters.")
@@ -43,13 +48,29 @@ def set_policy(
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose victims by this policy, at once and until the master ends.
+    """Decide by this policy, at once.
 
-    To keep it, write it into the configuration: eviction and eviction_parameters of [master].
+    It is kept with the pool's metadata and outranks the configuration, also after a restart and
+    for another master, until `kvharbor policy reset`.
     """
-    asked = SetPolicy(name, _written(parameters or ()))
+    asked = SetPolicy(kind, name, _written(parameters or ()))
     with operator(master, cluster, secret_file) as asking:
-        found = asking.ask(asked, PolicyInForce)
+        found = asking.ask(asked, PoliciesInForce)
+    _print(found, as_json=as_json or context.obj)
+
+
+@app.command()
+def reset(
+    context: typer.Context,
+    kind: Kind,
+    master: Master = MASTER,
+    cluster: Cluster = "",
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decide by the policy that is configured again, at once."""
+    with operator(master, cluster, secret_file) as asking:
+        found = asking.ask(ResetPolicy(kind), PoliciesInForce)
     _print(found, as_json=as_json or context.obj)
 
 
@@ -60,8 +81,8 @@ def _written(parameters: Sequence[str]) -> dict[str, str]:
     return dict(each.split("=", 1) for each in parameters)
 
 
-def _print(found: PolicyInForce, *, as_json: bool) -> None:
+def _print(found: PoliciesInForce, *, as_json: bool) -> None:
     if as_json:
         output.print_json(found)
     else:
-        output.print_policy(found)
+        output.print_policies(found)

@@ -168,7 +168,7 @@ class _Tally:
             counters["pages_evicted"],
             counters["pages_expired"],
             counters[f"copies_evicted_{Tier.DRAM}"],
-            counters[f"demotions_refused_{pool.master.core.tunables.nvme_admission}"],
+            counters[f"demotions_refused_{pool.master.core.admission.name}"],
             counters[f"moved_pages_{Tier.DRAM}"],
             self._ghost_hits,
             {tier: median(unused_s) for tier, unused_s in sorted(self._unused_s.items())},

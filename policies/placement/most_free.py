@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from policies.parameters import Parameters
+from policies.placement.protocol import PlacementPolicy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from policies.placement.protocol import Candidate
 
 
-class MostFree:
+class MostFree(PlacementPolicy):
     """Largest free share first; equal ones by name, so that the order is one."""
+
+    def __init__(self) -> None:
+        """There is nothing to set."""
+        self.parameters = Parameters()
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Best first; all of them."""

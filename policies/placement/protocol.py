@@ -9,6 +9,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from policies.parameters import Parameters
+
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A segment that takes puts now."""
@@ -22,6 +24,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 class PlacementPolicy(Protocol):
     """Ranks candidates. Pure: the same candidates give the same order."""
+
+    parameters: Parameters
+    """May be replaced by others of the same type at any time."""
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Best first; all of them."""

@@ -31,16 +31,18 @@ def told(pool: Up, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_policies_are_shown_and_changed(shared_pool: Up) -> None:
+def test_policies_are_shown_changed_and_reset(shared_pool: Up) -> None:
     before = told(shared_pool, "policy", "show")
-    assert before["name"] in before["known"]
-    changed = told(shared_pool, "policy", "set", "ttl-lfu", "ttl_s=60")
-    assert (changed["name"], changed["parameters"]["ttl_s"]) == ("ttl-lfu", 60.0)
+    assert [row["kind"] for row in before["policies"]] == ["eviction", "admission", "placement"]
+    changed = told(shared_pool, "policy", "set", "eviction", "ttl-lfu", "ttl_s=60")
+    eviction = changed["policies"][0]
+    assert (eviction["name"], eviction["parameters"]["ttl_s"]) == ("ttl-lfu", 60.0)
+    assert eviction["is_set"]
     assert told(shared_pool, "policy", "show") == changed
-    done = kvharbor("policy", "set", "random", f"--master={shared_pool.master}")
+    done = kvharbor("policy", "set", "eviction", "random", f"--master={shared_pool.master}")
     assert done.returncode == ExitCode.USAGE
     assert "eviction: got 'random', want one of lrfu, lru" in done.stderr
-    told(shared_pool, "policy", "set", before["name"])
+    assert told(shared_pool, "policy", "reset", "eviction") == before
 
 
 def test_pins_are_shared_by_engines_and_operators(shared_pool: Up) -> None:

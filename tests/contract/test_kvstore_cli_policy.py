@@ -9,13 +9,20 @@ import pytest
 
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.identity import ListenerIdentity
-from kvstore.wire.messages.operator import PolicyInForce
+from kvstore.wire.messages.operator import PoliciesInForce, PolicyRow
 from tests.contract.test_kvstore_cli_status import ScriptedMaster, kvharbor, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IN_FORCE = PolicyInForce("ttl-lfu", {"ghost_factor": 4.0, "ttl_s": 600.0}, ("lru", "ttl-lfu"))
+IN_FORCE = PoliciesInForce(
+    (
+        PolicyRow(
+            "eviction", "ttl-lfu", {"ghost_factor": 4.0, "ttl_s": 600.0}, ("lru", "ttl-lfu"), True
+        ),
+        PolicyRow("placement", "most_free", {}, ("most_free",), False),
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +32,24 @@ def master() -> Iterator[str]:
         yield running.address
 
 
-@pytest.mark.parametrize("words", [("show",), ("set", "ttl-lfu", "ttl_s=600")])
-def test_the_policy_for_people_and_for_programs(master: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("show",), ("set", "eviction", "ttl-lfu", "ttl_s=600"), ("reset", "eviction")]
+)
+def test_the_policies_for_people_and_for_programs(master: str, words: tuple[str, ...]) -> None:
     done = kvharbor("policy", *words, "--master", master)
     assert done.returncode == 0, done.stderr
-    assert "eviction ttl-lfu (there are also lru)" in done.stdout
-    assert "ttl_s" in done.stdout
-    assert "600" in done.stdout
+    _, _, *rows = filter(None, map(str.split, done.stdout.splitlines()))
+    assert rows == [
+        ["eviction", "ttl-lfu", "operator", "ghost_factor", "4", "lru"],
+        ["ttl_s", "600"],
+        ["placement", "most_free", "configuration", "-", "-", "-"],
+    ]
     done = kvharbor("--json", "policy", *words, KVHARBOR_MASTER=master)
-    assert json.loads(done.stdout)["parameters"] == IN_FORCE.parameters
+    eviction, _ = json.loads(done.stdout)["policies"]
+    assert eviction["parameters"] == IN_FORCE.policies[0].parameters
+    assert eviction["known"] == ["lru", "ttl-lfu"]
 
 
 def test_a_parameter_without_a_value_is_named() -> None:
-    text = refused(ExitCode.USAGE, "policy", "set", "lrfu", "half_life_s")
+    text = refused(ExitCode.USAGE, "policy", "set", "eviction", "lrfu", "half_life_s")
     assert text == "parameter: got 'half_life_s', want name=value"

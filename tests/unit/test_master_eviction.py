@@ -1,16 +1,14 @@
-"""The eviction policy in force: from the configuration, and changed while the pool runs."""
+"""The eviction policy in force, and what runs keep when another one takes over."""
 
 from __future__ import annotations
 
-import pytest
-
-from kvstore.wire.messages.operator import GetPolicy, PolicyInForce, SetPolicy
+from kvstore.wire.messages.operator import GetPolicies, PolicyRow, SetPolicy
 from master.tunables import Tunables
-from policies import registry
 from policies.eviction.lrfu import Lrfu
 from policies.eviction.protocol import SAME_USE_S
 from policies.eviction.s3_fifo import S3Fifo
-from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.test_master_policy_requests import ask
 from tests.unit.test_master_victims import PAGE, evict
 
 OFTEN, LATE = chain(1, 8), chain(2, 8)
@@ -30,11 +28,9 @@ def pool(eviction: str = "lrfu", **parameters: float) -> tuple[Rig, OpenedNamesp
     return rig, space
 
 
-def ask(rig: Rig, message: GetPolicy | SetPolicy) -> PolicyInForce:
-    """An operator's question."""
-    reply = rig.ask(rig.open("operator", "", "kvharbor"), message)
-    assert isinstance(reply, PolicyInForce), reply
-    return reply
+def choose(rig: Rig, name: str, **parameters: str) -> PolicyRow:
+    """An operator sets it; what is in force then."""
+    return ask(rig, SetPolicy("eviction", name, parameters))["eviction"]
 
 
 def test_the_configuration_chooses() -> None:
@@ -42,16 +38,14 @@ def test_the_configuration_chooses() -> None:
     evict(rig, 8 * PAGE)
     assert space.probe(OFTEN) == bytes(8)
     rig, space = pool("lrfu", half_life_s=600.0)
-    assert ask(rig, GetPolicy()).parameters["half_life_s"] == 600.0
+    assert ask(rig, GetPolicies())["eviction"].parameters["half_life_s"] == 600.0
     evict(rig, 8 * PAGE)
     assert space.probe(LATE) == bytes(8)
 
 
 def test_an_operator_changes_it_at_once() -> None:
     rig, space = pool("lrfu")
-    told = ask(rig, SetPolicy("lru", {}))
-    assert told == PolicyInForce("lru", {}, tuple(sorted(registry.EVICTION)))
-    assert ask(rig, GetPolicy()) == told
+    choose(rig, "lru")
     evict(rig, 8 * PAGE)
     assert space.probe(OFTEN + LATE) == bytes(8) + b"\1" * 8
 
@@ -62,11 +56,11 @@ def test_runs_keep_their_last_use_and_its_count_under_another_policy() -> None:
     assert run is not None
     before = run.touches, run.touched_s
     assert before[0] == 5
-    ask(rig, SetPolicy("ttl-lfu", {"ttl_s": "600"}))
+    choose(rig, "ttl-lfu", ttl_s="600")
     evict(rig, 8 * PAGE)
     assert space.probe(OFTEN + LATE) == b"\1" * 8 + bytes(8), "by the count of uses"
     assert (run.touches, run.touched_s) == before
-    ask(rig, SetPolicy("lrfu", {}))
+    choose(rig, "lrfu")
     rig.pass_time(SAME_USE_S)
     space.match(OFTEN, lease=False)
     assert run.touches == before[0] + 1
@@ -75,7 +69,7 @@ def test_runs_keep_their_last_use_and_its_count_under_another_policy() -> None:
 
 def test_both_halves_of_a_run_have_the_numbers_of_one_policy() -> None:
     rig, space = pool("lrfu")
-    ask(rig, SetPolicy("lru", {}))
+    choose(rig, "lru")
     space.match(OFTEN[: 4 * 32], lease=False)  # met as a whole by nobody, and split
     space.match(OFTEN, lease=False)
     tree = rig.master.core.tree(space.ordinal)
@@ -86,49 +80,17 @@ def test_both_halves_of_a_run_have_the_numbers_of_one_policy() -> None:
 def test_parameters_that_are_not_named_stay_while_the_policy_does() -> None:
     rig, _ = pool("lrfu", half_life_s=600.0)
     policy = rig.master.core.eviction.policy
-    changed = ask(rig, SetPolicy("lrfu", {"ghost_factor": "2"}))
+    changed = choose(rig, "lrfu", ghost_factor="2")
     assert (changed.parameters["half_life_s"], changed.parameters["ghost_factor"]) == (600.0, 2.0)
     assert rig.master.core.eviction.policy is policy, "what it has learned stays"
-    ask(rig, SetPolicy("lru", {}))
-    again = ask(rig, SetPolicy("lrfu", {}))
+    choose(rig, "lru")
+    again = choose(rig, "lrfu")
     assert again.parameters["half_life_s"] == Lrfu().parameters.half_life_s
 
 
 def test_the_new_policy_hears_how_large_the_pool_is() -> None:
     rig, _ = pool()
-    ask(rig, SetPolicy("s3-fifo", {}))
+    choose(rig, "s3-fifo")
     policy = rig.master.core.eviction.policy
     assert isinstance(policy, S3Fifo)
     assert policy.score(rig.master.core.tree(1).all_runs()[0], rig.now) > 0, "no queue is full"
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "text"),
-    [
-        ("random", {}, "eviction: got 'random', want one of lrfu, lru, rent, s3-fifo, ttl-lfu"),
-        ("lrfu", {"halflife": "1"}, "parameter: got 'halflife', want one of ghost_factor,"),
-        ("lru", {"half_life_s": "1"}, "parameter: got 'half_life_s', want none"),
-        ("lrfu", {"half_life_s": "0"}, "half_life_s: got '0', want `float` >= 1"),
-        ("ttl-lfu", {"ttl_s": "soon"}, "ttl_s: got 'soon', want `float`"),
-    ],
-)
-def test_what_does_not_exist_changes_nothing(
-    name: str, parameters: dict[str, str], text: str
-) -> None:
-    rig, _ = pool("lrfu")
-    before = ask(rig, GetPolicy())
-    operator = rig.open("operator", "", "kvharbor")
-    reply = failure(rig.ask(operator, SetPolicy(name, parameters)))
-    assert reply.code == "bad_value"
-    assert reply.text.startswith(text)
-    assert ask(rig, GetPolicy()) == before
-
-
-def test_only_operators_may_ask() -> None:
-    rig, _ = pool()
-    worker = rig.workers["w1"].session
-    assert worker is not None
-    for session in (rig.engine, worker):
-        for message in (GetPolicy(), SetPolicy("lru", {})):
-            assert failure(rig.ask(session, message)).code == "access_denied"
-    assert rig.master.core.eviction.name == "lrfu"

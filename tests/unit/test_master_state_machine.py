@@ -19,7 +19,7 @@ from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import ReportSegment
-from kvstore.wire.messages.operator import PolicyInForce, SetPolicy
+from kvstore.wire.messages.operator import PoliciesInForce, SetPolicy
 from kvstore.wire.messages.pins import PagesPinned, PinPages, UnpinPages
 from kvstore.wire.messages.puts import (
     AbortPut,
@@ -35,7 +35,7 @@ from kvstore.wire.messages.reads import Located, Lookup, Prefetch, RenewLease
 from master.events import CommandAnswered
 from master.packed import words
 from master.tunables import Tunables
-from policies.registry import EVICTION
+from policies.registry import ADMISSION, EVICTION
 from tests.unit.master_rig import OpenedNamespace, Rig
 
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple)
@@ -243,11 +243,16 @@ class MasterMachine(RuleBasedStateMachine):
         """Take pins back."""
         self.rig.ask(self.rig.engine, UnpinPages(self.spaces[two].id, keys_of(two, path), "owner"))
 
-    @rule(name=st.sampled_from(sorted(EVICTION)))
-    def set_policy(self, name: str) -> None:
+    @rule(
+        policy=st.sampled_from(
+            [("eviction", name) for name in sorted(EVICTION)]
+            + [("admission", name) for name in sorted(ADMISSION)]
+        )
+    )
+    def set_policy(self, policy: tuple[str, str]) -> None:
         """An operator chooses another policy."""
         operator = self.rig.open("operator", "", "kvharbor")
-        assert isinstance(self.rig.ask(operator, SetPolicy(name, {})), PolicyInForce)
+        assert isinstance(self.rig.ask(operator, SetPolicy(*policy, {})), PoliciesInForce)
         self.rig.close(operator)
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 4.0, 12.0]))

@@ -126,7 +126,7 @@ def test_what_a_drive_refuses_leaves_the_pool() -> None:
 def test_the_admission_policy_hears_of_sizes_and_uses() -> None:
     rig, space = rig_with()
     heard: list[Candidate] = []
-    policy = rig.master.core.admission
+    policy = rig.master.core.admission.policy
 
     def admits(candidate: Candidate, now_s: float) -> bool:
         assert now_s == rig.now

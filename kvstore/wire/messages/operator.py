@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvstore.wire.messages.base import Message
 
 
-class GetPolicy(Message, frozen=True, tag=74):
-    """Operator to master: by what are victims of eviction chosen? -> PolicyInForce."""
+class GetPolicies(Message, frozen=True, tag=74):
+    """Operator to master: by what does the pool decide? -> PoliciesInForce."""
 
 
 class SetPolicy(Message, frozen=True, tag=75):
-    """Operator to master: choose victims so from now on -> PolicyInForce. Safe to repeat.
+    """Operator to master: decide so from now on -> PoliciesInForce. Safe to repeat.
 
     Parameters that are not named keep their values where the policy stays, else their defaults.
-    Values are written as in a configuration. Holds until the master ends.
+    Values are written as in a configuration. Outranks the configuration of every master until
+    ResetPolicy.
     """
 
+    kind: str
+    """What it decides: eviction, admission (to drives) or placement."""
     name: str
     parameters: dict[str, str]
 
 
-class PolicyInForce(Message, frozen=True, tag=76):
-    """Master to operator: the policy, all its parameters, and the names of those that exist."""
+class ResetPolicy(Message, frozen=True, tag=79):
+    """Operator to master: decide as it is configured -> PoliciesInForce. Safe to repeat."""
 
+    kind: str
+
+
+class PolicyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The policy of one kind, all its parameters, and the names of those that exist."""
+
+    kind: str
     name: str
     parameters: dict[str, float]
     known: tuple[str, ...]
+    is_set: bool
+    """By an operator; else it is configured so."""
+
+
+class PoliciesInForce(Message, frozen=True, tag=76):
+    """Master to operator: one of each kind; a change is durable."""
+
+    policies: tuple[PolicyRow, ...]
 
 
 class ShrinkSegment(Message, frozen=True, tag=77):

@@ -1,0 +1,101 @@
+"""A policy in force: chosen by the configuration, changed by an operator at any time.
+
+Must not know who asks for a change, nor how one is kept (policy_requests).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import msgspec
+
+from kvstore.wire.messages.operator import PolicyRow
+from policies import registry
+from policies.admission.protocol import AdmissionPolicy
+from policies.parameters import amended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from policies.admission.protocol import Candidate
+    from policies.parameters import Parameters
+
+
+class Parametrised(Protocol):
+    """What policies of all kinds have."""
+
+    parameters: Parameters
+
+
+P = TypeVar("P", bound=Parametrised)
+
+
+class InForce(Generic[P]):
+    """The policy of one kind, by name. Methods that change it change all or nothing."""
+
+    def __init__(
+        self,
+        make: Callable[[str, Mapping[str, object]], P],
+        known: Iterable[str],
+        name: str,
+        parameters: Mapping[str, object],
+    ) -> None:
+        """Begin with what is configured. BadValue, naming what exists, for what does not."""
+        self.policy = make(name, parameters)
+        self.name = name
+        self.is_set = False
+        """By an operator, who outranks the configuration."""
+        self._make = make
+        self._known = tuple(sorted(known))
+        self._configured = name, parameters
+
+    def change(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Decide so from now on, by an operator's wish; BadValue as at the start.
+
+        What is not named keeps its value while the policy stays, and so does what it has learned.
+        """
+        if name == self.name:
+            self.policy.parameters = amended(self.policy.parameters, parameters)
+        else:
+            self._replace(name, self._make(name, parameters))
+        self.is_set = True
+
+    def reset(self) -> None:
+        """Decide as it is configured from now on."""
+        name, parameters = self._configured
+        made = self._make(name, parameters)
+        if name == self.name:
+            self.policy.parameters = made.parameters
+        else:
+            self._replace(name, made)
+        self.is_set = False
+
+    def row(self, kind: str) -> PolicyRow:
+        """What there is to say of it."""
+        parameters = msgspec.structs.asdict(self.policy.parameters)
+        return PolicyRow(kind, self.name, parameters, self._known, self.is_set)
+
+    def _replace(self, name: str, policy: P) -> None:
+        self.policy, self.name = policy, name
+
+
+class AdmissionInForce(InForce[AdmissionPolicy]):
+    """Of one tier, of which a policy that takes over has to hear how large it is."""
+
+    def __init__(self, name: str, parameters: Mapping[str, object]) -> None:
+        """As InForce; the tier is empty."""
+        super().__init__(registry.admission, registry.ADMISSION, name, parameters)
+        self._capacity_bytes = 0
+
+    def admits(self, candidate: Candidate, now_s: float) -> bool:
+        """Whether the pages are to be written; if so the caller does write them."""
+        return self.policy.admits(candidate, now_s)
+
+    def resize(self, capacity_bytes: int) -> None:
+        """So much the tier holds."""
+        self._capacity_bytes = capacity_bytes
+        self.policy.resize(capacity_bytes)
+
+    def _replace(self, name: str, policy: AdmissionPolicy) -> None:
+        super()._replace(name, policy)
+        policy.resize(self._capacity_bytes)
