@@ -35,6 +35,9 @@ HELLO_TIMEOUT_S: Final = 5.0
 SEND_STALL_MAX_S: Final = 10.0
 RECONNECT_DELAY_MIN_S: Final = 0.02
 RECONNECT_DELAY_MAX_S: Final = 2.0
+ELECTION_PAUSE_MAX_S: Final = 0.2
+DIAL_PATIENCE_S: Final = 1.0
+CALL_PATIENCE_S: Final = 0.5
 
 # Pages, parts, space.
 PAGE_TOKENS: Final = 64
@@ -85,6 +88,8 @@ assert LEASE_TTL_S <= LEASE_TTL_MAX_S
 assert LEASE_MARGIN_S < LEASE_TTL_S
 # A leader renews every quarter: one answer may be late or lost.
 assert LEADER_MARGIN_S < LEADER_LEASE_S / 4
+# Whoever waits for a master that hangs looks for the next one before that can have been elected.
+assert CALL_PATIENCE_S < LEADER_LEASE_S
 # A worker fences itself after half of this: one lost heartbeat must not be enough.
 assert 2 * HEARTBEAT_INTERVAL_S < WORKER_LOST_AFTER_S / 2
 assert WATERMARK_DEMOTE < WATERMARK_LOW < WATERMARK_HIGH <= 1.0

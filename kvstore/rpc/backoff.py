@@ -16,17 +16,18 @@ class Backoff:
     Seed it differently in every process: peers that lost the same master must not return in step.
     """
 
-    def __init__(self, random: Random) -> None:
-        """No failure yet."""
+    def __init__(self, random: Random, longest_s: float = limits.RECONNECT_DELAY_MAX_S) -> None:
+        """No failure yet. `longest_s` bounds the delay, but not what the peer asks for."""
         self.failures = 0
         """Failed tries since the last success."""
         self._random = random
+        self._longest_s = longest_s
 
     def failed(self, wanted_s: float = 0.0) -> float:
         """Note a failure: seconds to wait before the next try. `wanted_s`: what the peer asked."""
         doublings = min(self.failures, 16)
         self.failures += 1
-        longest = min(limits.RECONNECT_DELAY_MAX_S, limits.RECONNECT_DELAY_MIN_S * (1 << doublings))
+        longest = min(self._longest_s, limits.RECONNECT_DELAY_MIN_S * (1 << doublings))
         jittered = longest * (0.5 + 0.5 * self._random.random())
         return max(jittered, min(wanted_s, limits.RECONNECT_DELAY_MAX_S))
 

@@ -21,6 +21,8 @@ from kvstore.wire.framing import REPLY, REQUEST, Frame, pack_frame
 from kvstore.wire.messages.hello import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.rpc.identity import Identity
     from kvstore.wire.messages.base import Message
@@ -81,13 +83,21 @@ class Connection:
         """Requests started and not yet finished."""
         return len(self._calls)
 
-    def call(self, message: Message, timeout_s: float) -> Message:
+    def call(
+        self, message: Message, timeout_s: float, on_silence: Callable[[], None] | None = None
+    ) -> Message:
         """The peer's reply to `message`, within `timeout_s`.
 
         A Failure is raised as the error it names. DeadlineExceeded leaves the connection usable;
-        Unavailable means it broke, or the peer said so (see `is_open`).
+        Unavailable means it broke, or the peer said so (see `is_open`). `on_silence` is run after
+        each limits.CALL_PATIENCE_S without a reply; it may close the connection.
         """
-        return self.finish(self.start(message, timeout_s), timeout_s)
+        request_id = self.start(message, timeout_s)
+        if on_silence is not None and timeout_s > limits.CALL_PATIENCE_S:
+            deadline_s = time.monotonic() + timeout_s
+            self._watch(request_id, deadline_s - limits.CALL_PATIENCE_S, on_silence)
+            timeout_s = deadline_s - time.monotonic()
+        return self.finish(request_id, timeout_s)
 
     def start(self, message: Message, timeout_s: float = limits.CALL_TIMEOUT_S) -> int:
         """Send a request and return its id, for exactly one `finish`.
@@ -124,12 +134,11 @@ class Connection:
 
     def finish(self, request_id: int, timeout_s: float) -> Message:
         """The reply to a started request. Raises as `call` does."""
-        deadline_s = time.monotonic() + timeout_s
         call = self._calls[request_id]
-        if self._becomes_leader(call):
-            self._lead(request_id, call, deadline_s)
-        else:
-            self._follow(request_id, call, deadline_s)
+        try:
+            self._await(request_id, call, time.monotonic() + timeout_s)
+        finally:
+            del self._calls[request_id]
         reply = call.reply
         if reply is None:
             raise self._again()
@@ -141,9 +150,32 @@ class Connection:
         """End the connection; calls in flight raise Unavailable. May be repeated."""
         self._break(Unavailable("this side closed the connection"))
 
+    def _watch(self, request_id: int, until_s: float, on_silence: Callable[[], None]) -> None:
+        """Wait for the reply, which `finish` takes, and tell each time that it is late."""
+        call = self._calls[request_id]
+        try:
+            while (now_s := time.monotonic()) < until_s:
+                try:
+                    self._await(request_id, call, now_s + limits.CALL_PATIENCE_S)
+                except DeadlineExceeded:
+                    on_silence()
+                else:
+                    return
+        except BaseException:
+            del self._calls[request_id]
+            raise
+
+    def _await(self, request_id: int, call: _Call, deadline_s: float) -> None:
+        """Until the reply is there or the connection is broken, else DeadlineExceeded."""
+        if self._becomes_leader(call):
+            self._lead(request_id, call, deadline_s)
+        else:
+            self._follow(request_id, call, deadline_s)
+
     def _becomes_leader(self, call: _Call) -> bool:
         """Whether the caller is to read the socket now. If not it must `_follow`."""
         with self._mutex:
+            call.leads = False
             if call.reply is not None or self._broken is not None:
                 return False
             if self._is_read:
@@ -165,9 +197,6 @@ class Connection:
             if call.leads:
                 self._pass_on()
             raise
-        finally:
-            if not call.leads:
-                del self._calls[request_id]
         if call.leads:
             self._lead(request_id, call, deadline_s)
 
@@ -197,7 +226,6 @@ class Connection:
             self._break(error)
             raise
         finally:
-            del self._calls[request_id]
             self._pass_on()
 
     def _hand_over(self, frame: Frame) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client.async_link import AsyncMasterLink
-from kvstore.errors import BadValue, CallerError, DeadlineExceeded, StaleEpoch, Unavailable
+from kvstore.errors import BadValue, CallerError, DeadlineExceeded, NotLeader, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import Server
-from kvstore.wire.messages.reads import Probe, Probed, Remove
+from kvstore.wire.messages.reads import Located, Lookup, Probe, Probed, Remove
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,6 +29,10 @@ class Master:
 
     def __init__(self, epoch: int = 1) -> None:
         self.leads = True
+        self.where: tuple[str, ...] = ()
+        """Who it says leads instead."""
+        self.answers = True
+        self.found = Located(epoch, 10.0, (), ())
         self.asked = 0
         self.peers: list[Peer] = []
         listener = ListenerIdentity("test", epoch=epoch)
@@ -49,7 +53,12 @@ class Master:
     def _requested(self, peer: Peer, request_id: int, message: Message) -> None:
         self.asked += 1
         if not self.leads:
-            raise StaleEpoch("ask another")
+            raise NotLeader(self.where)
+        if not self.answers:
+            return
+        if isinstance(message, Lookup):
+            peer.reply(request_id, self.found)
+            return
         if isinstance(message, Remove):
             raise CallerError("no")
         peer.reply(request_id, Probed(b"\1\0"))
@@ -109,6 +118,48 @@ def test_who_leads_is_found_by_asking() -> None:
         assert (first.asked, second.asked) == (1, 3)
         link.close()
         await asyncio.gather(first.close(), second.close())
+
+    run(body)
+
+
+def test_a_leader_that_is_named_is_followed_though_it_is_not_listed() -> None:
+    async def body() -> None:
+        first, second = Master(), Master()
+        first.leads = False
+        first.where = (await second.listen(),)
+        link = AsyncMasterLink([await first.listen()], ME)
+        for _ in range(3):
+            assert await link.call(PROBE, LONG_S) == Probed(b"\1\0")
+        assert (first.asked, second.asked) == (1, 3)
+        link.close()
+        await asyncio.gather(first.close(), second.close())
+
+    run(body)
+
+
+def test_a_silent_leader_is_left_for_one_of_a_higher_epoch() -> None:
+    async def body() -> None:
+        old, new = Master(epoch=3), Master(epoch=4)
+        link = AsyncMasterLink([await old.listen(), await new.listen()], ME)
+        await link.call(PROBE, LONG_S)
+        old.answers = False
+        replies = await asyncio.gather(*(link.call(PROBE, LONG_S) for _ in range(5)))
+        assert replies == [Probed(b"\1\0")] * 5
+        assert len(new.peers) == 1
+        link.close()
+        await asyncio.gather(old.close(), new.close())
+
+    run(body)
+
+
+def test_a_leader_that_can_grant_no_lease_is_left_for_another() -> None:
+    async def body() -> None:
+        old, new = Master(epoch=3), Master(epoch=4)
+        old.found = Located(3, 0.0, (), ())
+        link = AsyncMasterLink([await old.listen(), await new.listen()], ME)
+        assert await link.call(Lookup(bytes(32), bytes(32)), LONG_S) == new.found
+        link.close()
+        await asyncio.gather(old.close(), new.close())
 
     run(body)
 

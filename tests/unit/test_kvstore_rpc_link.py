@@ -19,83 +19,15 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.rpc.backoff import Backoff
-from kvstore.rpc.identity import Identity, Role
 from kvstore.rpc.link import MasterLink
 from kvstore.wire.messages.hello import Done
-from tests.fakes import ManualClock
+from tests.unit.fake_masters import IDENTITY, FakeConnection, FakeMasters, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvstore.rpc.identity import Identity
     from kvstore.wire.messages.base import Message
-
-IDENTITY = Identity(Role.ENGINE)
-
-
-class FakeConnection:
-    """Answers each call by the next entry of its script; an empty script answers Done."""
-
-    def __init__(self, pool: FakeMasters, script: list[KVStoreError | str], epoch: int) -> None:
-        self.epoch = epoch
-        self.is_open = True
-        self._pool = pool
-        self._script = script
-
-    def call(self, message: Message, timeout_s: float) -> Message:
-        del message
-        self._pool.timeouts.append(timeout_s)
-        step = self._script.pop(0) if self._script else None
-        if step == "lost":
-            self.is_open = False
-            raise Unavailable("connection lost")
-        if step == "silent":
-            self._pool.clock.advance(timeout_s)
-            raise DeadlineExceeded("no answer within the deadline")
-        if isinstance(step, KVStoreError):
-            raise step
-        return Done()
-
-    def close(self) -> None:
-        self.is_open = False
-        self._pool.closed += 1
-
-
-class FakeMasters:
-    """Masters by address: a queue of what each dial gives, an error or a script of answers."""
-
-    def __init__(self, **dials: list[KVStoreError | list[KVStoreError | str]]) -> None:
-        self.clock = ManualClock(100.0)
-        self.dialled: list[str] = []
-        self.pauses: list[float] = []
-        self.timeouts: list[float] = []
-        self.closed = 0
-        self.epochs: dict[str, int] = {}
-        self._dials = dials
-
-    def dial(self, address: str, identity: Identity, timeout_s: float) -> FakeConnection:
-        assert identity.role is Role.ENGINE
-        assert timeout_s > 0
-        name = address.partition(":")[0]
-        self.dialled.append(name)
-        waiting = self._dials.get(name, [])
-        step = waiting.pop(0) if waiting else []
-        if isinstance(step, KVStoreError):
-            raise step
-        return FakeConnection(self, step, self.epochs.get(name, 1))
-
-    def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.clock.advance(seconds)
-
-    def link(self, *names: str) -> MasterLink:
-        return MasterLink(
-            [f"{name}:1" for name in names],
-            IDENTITY,
-            self.clock,
-            random=Random(7),
-            pause=self.pause,
-            dial=self.dial,
-        )
 
 
 def test_one_connection_serves_all_calls() -> None:
@@ -120,7 +52,7 @@ def test_a_lost_connection_is_replaced_and_the_call_made_again() -> None:
 
 
 def test_pauses_double_up_to_a_bound_and_differ_by_their_random_half() -> None:
-    refused: list[KVStoreError | list[KVStoreError | str]] = [Unavailable("refused")] * 12
+    refused: list[KVStoreError | list[Step]] = [Unavailable("refused")] * 12
     masters = FakeMasters(a=refused)
     assert masters.link("a").call(Done(), 100.0) == Done()
     longest = limits.RECONNECT_DELAY_MIN_S

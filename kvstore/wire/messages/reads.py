@@ -59,6 +59,16 @@ class Located(Message, frozen=True, tag=50):
     runs: tuple[LocatedRun, ...]
 
 
+def is_in_doubt(question: Message, reply: Message) -> bool:
+    """Whether a lease was asked for and none could be granted: its granter may not lead."""
+    return (
+        isinstance(reply, Located)
+        and not reply.lease_ttl_s
+        and isinstance(question, MatchPrefix | Lookup)
+        and question.lease
+    )
+
+
 class Probe(Message, frozen=True, tag=51):
     """Which of these pages are readable -> Probed. Takes no lease and touches nothing."""
 
@@ -178,6 +188,19 @@ class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     addresses: tuple[str, ...]
 
 
+class PinTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What pins hold in the pool, all tenants together."""
+
+    pins: int = 0
+    pages: int = 0
+    """Named by them, each as often as it has owners."""
+    soft_bytes: int = 0
+    """Of the pages that soft ones name, each as often as it has owners."""
+    hard_bytes: int = 0
+    """Of the pages that hard ones name and those above them, each once: what counts against the
+    quotas."""
+
+
 class Status(Message, frozen=True, tag=67):
     """The pool at one moment, for people and programs."""
 
@@ -194,3 +217,4 @@ class Status(Message, frozen=True, tag=67):
     tiers: tuple[TierStatus, ...]
     """Those that have segments, fastest first."""
     counters: dict[str, int]
+    pins: PinTotals = PinTotals()
