@@ -12,7 +12,7 @@ from kvstore.ids import ROOT_PARENT
 from kvstore.record import Record, RecordFlag, RecordState
 from kvstore.replica import ExtentEvent, Tier
 from kvstore.segment import size_class_of
-from master.extent_allocator import Occupant
+from master.chunks import Occupants
 from master.holes import make_holes
 from master.packed import pack_words
 from master.puts import fill, watch_incomplete
@@ -51,10 +51,10 @@ def _take_in(core: Core, segment: Segment, record: Record, above: bytes) -> bool
 
     `above` is the page below which the record's group will hang.
     """
-    page = Occupant(record.key, record.namespace_ordinal, record.generation)
+    pages = Occupants(record.key, record.namespace_ordinal, record.generation)
     wanted = _is_wanted(core, segment, record, above)
     event = ExtentEvent.ADOPTED if wanted else ExtentEvent.UNACCOUNTED
-    fits = segment.allocator.take_in(record.offset, record.size_class, event, page)
+    fits = segment.allocator.take_in(record.offset, record.size_class, event, pages)
     assert fits, record  # no chunk of another class lies there: master.inventory has looked
     core.counters["pages_adopted" if wanted else "extents_unaccounted"] += 1
     return wanted

@@ -23,6 +23,7 @@ from kvstore.errors import CorruptPage
 from kvstore.ids import KEY_BYTES
 from kvstore.record import sealed_digest
 from master.packed import WORD
+from master.pool_time import Life
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,14 +38,6 @@ assert (
     _HEAD.size + limits.CHUNK_EXTENTS_MAX * (_ROW.size + _PAGE_BYTES) + CHECKSUM_BYTES
     <= VALUE_BYTES_MAX
 )
-
-
-class Life(msgspec.Struct, frozen=True, gc=False):
-    """How long pages live: the TTL that each use gives them, and two moments."""
-
-    ttl_s: float
-    created_s: float
-    expires_s: float
 
 
 class ChainRow(msgspec.Struct, frozen=True, gc=False):

@@ -16,9 +16,9 @@ from master.segments import Medium
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
+    from master.chunks import Span
     from master.core import Core
     from master.events import CommandId
-    from master.extent_allocator import Span
 
 RETRY_UNANSWERED_S: Final = 0.5
 RETRY_HELD_S: Final = 0.1

@@ -14,8 +14,8 @@ from master.victims import evict_copy, evict_pages, may_go
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from master.chunks import Chunk
     from master.core import Core
-    from master.extent_allocator import Chunk
     from master.run import Run
     from master.segments import Segment
 

@@ -1,9 +1,8 @@
 """Extents of one segment: chunks by size class, the state of every slot, bytes by state.
 
 The only place where an extent's state changes, always by replica.EXTENT_TRANSITIONS (I6), and so
-the only place that counts space (I17). It also remembers which page a slot was planned for, which
-leads from a place back to the directory. Must not know workers, plans, leases or pages beyond
-their keys.
+the only place that counts space (I17), and that tells of what is SEALED no more, or now. Must not
+know workers, plans, leases or pages beyond their keys.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from kvstore.errors import IllegalTransition, InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import EXTENT_TRANSITIONS, ExtentEvent, ExtentState
+from master.chunks import Chunk, Occupants, Span
 from master.frame_map import LENGTHS, FrameMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from kvstore.segment import Geometry
 
@@ -32,76 +30,8 @@ _AFTER: Final[dict[ExtentEvent, dict[int, int]]] = {
 }
 
 
-class Chunk(msgspec.Struct, gc=False, eq=False):
-    """Slots of one size class. Columns have one entry a slot; those of FREE slots mean nothing."""
-
-    start: int
-    """Payload offset of slot 0, in bytes."""
-    size_class: int
-    slots: int
-    frames: int
-    states: bytearray
-    generations: array[int]
-    keys: bytearray
-    """The page that each slot was planned for, 32 bytes a slot."""
-    namespaces: array[int]
-    """Ordinal of that page's namespace."""
-    free: int
-    """Slots in state FREE."""
-    hint: int = 0
-    """Slot at which the search for free ones goes on."""
-    place: int = 0
-    """Index in the allocator's list of chunks."""
-    closed: bool = False
-    """Nothing is planned here: the chunk is being emptied."""
-
-    def key(self, slot: int) -> bytes:
-        """Key of the page in `slot`."""
-        return bytes(self.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES])
-
-    def offset(self, slot: int) -> int:
-        """Payload offset of `slot`."""
-        return self.start + slot * self.size_class
-
-    def slots_in(self, state: ExtentState, first: int = 0) -> Iterator[int]:
-        """Slots in `state`, ascending, from `first`."""
-        slot = self.states.find(state, first)
-        while slot >= 0:
-            yield slot
-            slot = self.states.find(state, slot + 1)
-
-
-class Span(msgspec.Struct, gc=False, frozen=True, eq=False):
-    """Neighbouring slots of one chunk."""
-
-    chunk: Chunk
-    slot: int
-    count: int
-
-    def offsets(self) -> bytes:
-        """Packed u64 payload offsets."""
-        chunk = self.chunk
-        first = chunk.start + self.slot * chunk.size_class
-        last = first + self.count * chunk.size_class
-        return array("Q", range(first, last, chunk.size_class)).tobytes()
-
-    def holds(self, generation: int) -> bool:
-        """Whether the first slot is SEALED with this generation."""
-        chunk, slot = self.chunk, self.slot
-        return chunk.states[slot] == _SEALED and chunk.generations[slot] == generation
-
-    def part(self, first: int, count: int) -> Span:
-        """Slots [first, first + count) of this span."""
-        assert 0 <= first < first + count <= self.count, (first, count, self.count)
-        return Span(self.chunk, self.slot + first, count)
-
-
-class Occupant(msgspec.Struct, gc=False, frozen=True):
-    """What an extent is held for."""
-
-    key: bytes
-    namespace: int
-    generation: int
+def _unheard(_chunk_start: int, _after: int) -> None:
+    """Nobody wants to know."""
 
 
 class ExtentAllocator:
@@ -110,6 +40,7 @@ class ExtentAllocator:
     __slots__ = (
         "_open",
         "bytes_in",
+        "changed",
         "chunk_list",
         "chunks",
         "frame_map",
@@ -130,6 +61,9 @@ class ExtentAllocator:
         """Bytes of slots in each state; FREE counts those in chunks only."""
         self.slack_bytes = 0
         """What chunks are longer than their slots."""
+        self.changed: Callable[[int, int], None] = _unheard
+        """Hears of every chunk some of whose extents became or ceased to be SEALED: its start, and
+        their state now."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -163,21 +97,18 @@ class ExtentAllocator:
             if chunk is None:
                 break
             slot, count = _free_slots(chunk, want - done)
-            stop = slot + count
             span = Span(chunk, slot, count)
-            chunk.generations[slot:stop] = array("Q", [generation]) * count
-            chunk.namespaces[slot:stop] = array("I", [namespace]) * count
-            chunk.keys[slot * KEY_BYTES : stop * KEY_BYTES] = keys[
-                done * KEY_BYTES : (done + count) * KEY_BYTES
-            ]
-            chunk.hint = stop
+            piece = keys[done * KEY_BYTES : (done + count) * KEY_BYTES]
+            _occupy(span, Occupants(piece, namespace, generation))
+            chunk.hint = slot + count
             self.apply(span, _PLANNED)
             spans.append(span)
             done += count
         return spans
 
-    def take_in(self, offset: int, size_class: int, event: ExtentEvent, page: Occupant) -> bool:
-        """Record what a worker's inventory lists in a FREE slot (ADOPTED or UNACCOUNTED).
+    def take_in(self, offset: int, size_class: int, event: ExtentEvent, pages: Occupants) -> bool:
+        """Record what a worker's inventory lists in FREE slots from `offset` on, all in one chunk
+        (ADOPTED or UNACCOUNTED).
 
         False, and nothing changes, when a chunk of another class lies there.
         """
@@ -190,11 +121,9 @@ class ExtentAllocator:
             chunk = self._cut(start, size_class, frames)
         elif chunk.size_class != size_class:
             return False
-        slot = (offset - start) // size_class
-        chunk.generations[slot] = page.generation
-        chunk.namespaces[slot] = page.namespace
-        chunk.keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = page.key
-        self.apply(Span(chunk, slot, 1), event)
+        span = Span(chunk, (offset - start) // size_class, len(pages.keys) // KEY_BYTES)
+        _occupy(span, pages)
+        self.apply(span, event)
         return True
 
     def apply(self, span: Span, event: ExtentEvent) -> None:
@@ -214,6 +143,8 @@ class ExtentAllocator:
             self._took(chunk, count)
         elif after == FREE:
             self._gave(chunk, count)
+        if _SEALED in (before, after):
+            self.changed(chunk.start, after)
 
     def locate(self, offset: int) -> Span | None:
         """The slot that begins at `offset`, whatever its class; None when none does."""
@@ -370,6 +301,15 @@ class ExtentAllocator:
         chunk_bytes = sum(c.frames for c in self.chunk_list) * self.geometry.frame_bytes
         if sum(self.bytes_in) + self.slack_bytes != chunk_bytes:
             raise InvariantBroken(f"I17: {self.slack_bytes} bytes of slack do not add up")
+
+
+def _occupy(span: Span, pages: Occupants) -> None:
+    """Note for whom these slots are held."""
+    chunk, slot, count = span.chunk, span.slot, span.count
+    stop = slot + count
+    chunk.generations[slot:stop] = array("Q", [pages.generation]) * count
+    chunk.namespaces[slot:stop] = array("I", [pages.namespace]) * count
+    chunk.keys[slot * KEY_BYTES : stop * KEY_BYTES] = pages.keys
 
 
 def _free_slots(chunk: Chunk, count_max: int) -> tuple[int, int]:

@@ -38,7 +38,8 @@ from kvstore.wire.messages.membership import (
     OfferInventory,
 )
 from master.adoption import adopt
-from master.extent_allocator import FREE, Span
+from master.chunks import Span
+from master.extent_allocator import FREE
 from master.losses import drop_copy
 from master.orders import OrderKind
 from master.packed import word
@@ -49,8 +50,8 @@ from master.segments import Segment, SegmentState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from master.chunks import Chunk
     from master.core import Core
-    from master.extent_allocator import Chunk
     from master.sessions import Caller
 
 SLOTS_PER_STEP: Final = 256

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
-from master.extent_allocator import Span
+from master.chunks import Span
 from master.orders import OrderKind
 from master.puts import fail_plan, prune
 from master.removal import holder_away
@@ -21,8 +21,8 @@ from master.suspects import Suspect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from master.chunks import Chunk
     from master.core import Core
-    from master.extent_allocator import Chunk
     from master.membership import Worker
     from master.orders import Order
     from master.segments import Segment

@@ -19,6 +19,7 @@ from kvstore.replica import Tier
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested
+from master.budget import Budget
 from master.events import Command, CommandId
 from master.packed import WORD, words
 from master.plans import Owner, Plan, PlanPage, Put, Wanted, reserve
@@ -38,8 +39,6 @@ BYTES_MAX: Final = 16 << 20
 IN_FLIGHT_MAX: Final = 4
 BYTES_IN_FLIGHT_MAX: Final = 64 << 20
 """Of one worker."""
-BURST_S: Final = 0.25
-"""Seconds of a worker's budget that may be spent at once."""
 REST_S: Final = 1.0
 """A worker that stored nothing of a move is asked for no other so long."""
 REQUEST_BYTES: Final = 16
@@ -62,21 +61,14 @@ class Lane(msgspec.Struct, eq=False):
     moves: int = 0
     size_bytes: int = 0
     """In flight."""
-    budget_bytes: float = 0.0
-    """Below 0 after a large move, until that is made up for."""
-    at_s: float = 0.0
-    """When the budget was that."""
+    budget: Budget = msgspec.field(default_factory=Budget)
     rests_until_s: float = 0.0
 
     def free_at_s(self, now_s: float, bytes_per_s: float) -> float:
         """When another move may begin: `now_s`, later, or (infinity) once one has ended."""
         if self.moves >= IN_FLIGHT_MAX or self.size_bytes >= BYTES_IN_FLIGHT_MAX:
             return inf
-        earned = (now_s - self.at_s) * bytes_per_s
-        self.budget_bytes = min(self.budget_bytes + earned, BURST_S * bytes_per_s)
-        self.at_s = now_s
-        wait_s = 0.0 if self.budget_bytes > 0 else (1.0 - self.budget_bytes) / bytes_per_s
-        return max(now_s + wait_s, self.rests_until_s)
+        return max(self.budget.free_at_s(now_s, bytes_per_s), self.rests_until_s)
 
 
 class Move(msgspec.Struct, eq=False):
@@ -249,7 +241,7 @@ def _send(core: Core, move: Move) -> None:
     core.moves.in_flight[command] = move
     lane.moves += 1
     lane.size_bytes += move.size_bytes
-    lane.budget_bytes -= move.size_bytes
+    lane.budget.spend(move.size_bytes)
     core.counters[f"moves_{move.kind}"] += 1
     core.actions.append(Command(command, target.session, message))
 

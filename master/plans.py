@@ -12,8 +12,8 @@ import msgspec
 
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.puts import PutPlans
+from master.chunks import Span
 from master.events import SessionId
-from master.extent_allocator import Span
 from master.packed import WORD, index_of
 from master.segments import Segment
 from master.waiting import Waiting

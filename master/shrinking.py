@@ -29,8 +29,8 @@ from master.segments import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from master.chunks import Chunk
     from master.core import Core
-    from master.extent_allocator import Chunk
     from master.run import Copy
     from master.segments import Segment
     from master.sessions import Caller

@@ -18,9 +18,9 @@ from master.retiring import retire_copy, retire_pages
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from master.chunks import Chunk
     from master.core import Core
     from master.directory import Tree
-    from master.extent_allocator import Chunk
     from master.run import Copy, Run
     from master.segments import Segment
 

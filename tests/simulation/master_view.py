@@ -11,8 +11,8 @@ from master.segments import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from master.chunks import Chunk
     from master.core import Core
-    from master.extent_allocator import Chunk
     from master.plans import Plan
     from master.segments import Segment
     from tests.simulation.history import Place

@@ -17,13 +17,13 @@ from master.chunk_values import (
     ChainRow,
     ChunkHead,
     ChunkValue,
-    Life,
     chunk_head,
     decode_chunk,
     encode_chunk,
     key_of,
     place_of,
 )
+from master.pool_time import Life
 from tests.unit.master_rig import chain
 
 LIFE = Life(60.0, 5.0, 65.5)

@@ -10,9 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.errors import IllegalTransition, InvariantBroken
 from kvstore.ids import KEY_BYTES
+from kvstore.record import RecordState, chunk_digest
 from kvstore.replica import EXTENT_TRANSITIONS, ExtentEvent, ExtentState
 from kvstore.segment import Geometry, check_geometry
-from master.extent_allocator import ExtentAllocator, Occupant, Span
+from master.chunks import Occupants, Span
+from master.extent_allocator import ExtentAllocator
 from master.packed import words
 from tests.unit.master_rig import chain
 
@@ -124,7 +126,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         if (offset, size_class) in self.held or start >= GEOMETRY.payload_bytes:
             return
         self.generation += 1
-        page = Occupant(chain(self.generation, 1), 1, self.generation)
+        page = Occupants(chain(self.generation, 1), 1, self.generation)
         stop = start + self.allocator.geometry.chunk_span(size_class)
         chunks = self.allocator.chunks_within(start, stop - start)
         fits = not chunks or [c.size_class for c in chunks] == [size_class]
@@ -258,3 +260,21 @@ def test_every_class_can_fill_a_segment(geometry: Geometry) -> None:
         count = sum(s.count for s in allocator.plan(size_class, 1, 1, chain(1, slots + 1)))
         assert count == slots
         allocator.check()
+
+
+def test_what_becomes_or_ceases_to_be_sealed_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    allocator = ExtentAllocator(GEOMETRY)
+    allocator.changed = lambda start, after: told.append((start, after))
+    (span,) = allocator.plan(4 * KIB, 1, 1, chain(1, 4))
+    assert not told
+    allocator.apply(span, ExtentEvent.SEALED)
+    allocator.apply(span.part(1, 2), ExtentEvent.RETIRED)
+    assert told == [(0, ExtentState.SEALED), (0, ExtentState.RETIRED)]
+    assert list(span.chunk.sealed()) == [(0, 1), (3, 4)]
+    worker = chunk_digest((slot, RecordState.SEALED, 1) for slot in (0, 3))
+    assert span.chunk.sealed_digest() == worker
+    allocator.apply(span.part(1, 2), ExtentEvent.FREED)
+    assert allocator.take_in(4 * KIB, 4 * KIB, ExtentEvent.ADOPTED, Occupants(chain(2, 2), 1, 9))
+    assert told[2:] == [(0, ExtentState.SEALED)]
+    assert list(span.chunk.sealed()) == [(0, 4)]

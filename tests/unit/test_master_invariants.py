@@ -20,8 +20,8 @@ from tests.unit.master_rig import TENANT, Rig, chain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from master.chunks import Span
     from master.core import Core
-    from master.extent_allocator import Span
     from master.moves import Move
     from master.plans import Plan
     from master.run import Run

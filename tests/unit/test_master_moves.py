@@ -378,17 +378,6 @@ def test_a_worker_moves_so_much_at_once_and_no_more(rig: Rig, space: OpenedNames
     lane.size_bytes = 3 * PAGE
 
 
-def test_a_budget_of_bytes_a_second_is_kept() -> None:
-    lane = moves.Lane()
-    assert lane.free_at_s(100.0, 1000.0) == 100.0
-    assert lane.budget_bytes == 1000.0 * moves.BURST_S
-    lane.budget_bytes -= 1250.0
-    at_s = lane.free_at_s(100.0, 1000.0)
-    assert at_s == pytest.approx(101.0, abs=0.002)
-    assert lane.free_at_s(100.5, 1000.0) == pytest.approx(at_s)
-    assert lane.free_at_s(at_s, 1000.0) == at_s
-
-
 def test_the_pages_of_one_move_are_bounded() -> None:
     assert moves.pages_at_once(PAGE) == moves.PAGES_MAX
     assert moves.pages_at_once(1 << 20) == 16

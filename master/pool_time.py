@@ -1,0 +1,64 @@
+"""Pool time: seconds that masters have led this pool in all, a clock that no host's clock touches.
+
+Moments of it are durable. A new master goes on from the last one that was stored, so that lives of
+pages go on where they were, and the time in which nobody led counts for nothing. Owns the key
+`clock`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from kvstore.errors import ConfigError
+
+KEY: Final = "clock"
+_SECONDS: Final = struct.Struct("<d")
+
+
+class Life(msgspec.Struct, frozen=True, gc=False):
+    """How long pages live: the TTL that each use gives them, and two moments."""
+
+    ttl_s: float
+    created_s: float
+    expires_s: float
+
+
+class PoolTime:
+    """Between this master's monotonic clock and pool time."""
+
+    __slots__ = ("_ahead_s", "restored_s")
+
+    def __init__(self) -> None:
+        """Nobody has led before."""
+        self.restored_s = 0.0
+        """Pool time at which this master begins."""
+        self._ahead_s = 0.0
+
+    def restore(self, value: bytes) -> None:
+        """Go on from a durable value; ConfigError when it is not ours."""
+        if len(value) != _SECONDS.size:
+            raise ConfigError(f"metadata value {KEY}: got {len(value)} bytes, want {_SECONDS.size}")
+        (self.restored_s,) = _SECONDS.unpack(value)
+
+    def start(self, now_s: float) -> None:
+        """The master begins, at this moment of its own clock."""
+        self._ahead_s = self.restored_s - now_s
+
+    def value(self, now_s: float) -> bytes:
+        """What is stored now."""
+        return _SECONDS.pack(now_s + self._ahead_s)
+
+    def stored(self, life: Life) -> Life:
+        """A life in pool time."""
+        return self._moved(life, self._ahead_s)
+
+    def own(self, life: Life) -> Life:
+        """A stored life on this master's clock."""
+        return self._moved(life, -self._ahead_s)
+
+    @staticmethod
+    def _moved(life: Life, by_s: float) -> Life:
+        return Life(life.ttl_s, life.created_s + by_s, life.expires_s + by_s)
