@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from kvstore.wire.messages.reads import Status
+    from kvstore.wire.messages.reads import PinTotals, Status
 
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
 """Invariant I27: nothing in the loop over 50 ms."""
@@ -95,6 +95,7 @@ class MasterCollector(Collector):
         yield from _pool(status)
         yield from _segments(status)
         yield from _tiers(status)
+        yield from _pins(status.pins)
         yield from _shell(counts)
 
 
@@ -166,6 +167,21 @@ def _tiers(status: Status) -> Iterator[Metric]:
         for each in status.tiers:
             family.add_metric([each.tier], getattr(each, name))
         yield family
+
+
+def _pins(pins: PinTotals) -> Iterator[Metric]:
+    yield GaugeMetricFamily("kvharbor_pins", "Pins that have not ended.", value=pins.pins)
+    yield GaugeMetricFamily(
+        "kvharbor_pinned_pages", "Pages that they name, by owner.", value=pins.pages
+    )
+    held = GaugeMetricFamily(
+        "kvharbor_pinned_bytes",
+        "Bytes that pins hold: soft of the pages named, hard also of those above them.",
+        labels=["kind"],
+    )
+    held.add_metric(["soft"], pins.soft_bytes)
+    held.add_metric(["hard"], pins.hard_bytes)
+    yield held
 
 
 def _shell(counts: ShellCounts) -> Iterator[Metric]:

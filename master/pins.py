@@ -74,6 +74,8 @@ class Pins:
         """Held back by hard pins, by tenant."""
         self.pages = 0
         """Pinned, each as often as it has owners."""
+        self.soft_bytes = 0
+        """Of those that are pinned softly, each as often as it has owners."""
         self._pins: dict[int, Pin] = {}
         self._by_page: dict[int, dict[bytes, dict[str, Pin]]] = {}
         """By the namespace's ordinal, the page's key, and the owner."""
@@ -99,6 +101,8 @@ class Pins:
         """
         if pin.hard:
             self._hold(pin, above or {})
+        else:
+            self.soft_bytes += pin.size_bytes
         changed = self.lift(pin.known, pin.pages, pin.owner)
         by_page = self._by_page.setdefault(pin.known.ordinal, {})
         for key in pin.pages:
@@ -161,9 +165,11 @@ class Pins:
         for pin, lifted in changed.items():
             self.pages -= len(lifted)
             for key in lifted:
-                del pin.pages[key]
+                size_bytes = pin.pages.pop(key)
                 if pin.hard:
                     self._let_go(known, key)
+                else:
+                    self.soft_bytes -= size_bytes
             if not pin.pages:
                 self.deadlines.discard(pin)
                 del self._pins[pin.number]
@@ -221,6 +227,9 @@ class Pins:
         for pin in self._pins.values():
             if not pin.pages or (pin.bucket == NOWHERE) != (pin.until_s == inf):
                 raise InvariantBroken(f"I31: pin {pin.number} of {len(pin.pages)} pages never ends")
+        soft_bytes = sum(pin.size_bytes for pin in self._pins.values() if not pin.hard)
+        if self.soft_bytes != soft_bytes:
+            raise InvariantBroken(f"I31: {self.soft_bytes} bytes pinned softly, not {soft_bytes}")
         self._check_holds()
 
     def _check_holds(self) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvstore.replica import ExtentState, Tier
 from kvstore.wire.messages.reads import (
     GetStatus,
+    PinTotals,
     SegmentStatus,
     Status,
     TierStatus,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.membership import Worker
+    from master.pins import Pins
     from master.segments import Segment
     from master.sessions import Caller
 
@@ -44,7 +46,12 @@ def status(core: Core) -> Status:
         tuple(_segment(segment) for segment in core.segments.values()),
         tuple(_tiers(core)),
         dict(core.counters),
+        _pins(core.pins),
     )
+
+
+def _pins(pins: Pins) -> PinTotals:
+    return PinTotals(len(pins), pins.pages, pins.soft_bytes, pins.hard_bytes.total())
 
 
 def _tiers(core: Core) -> Iterator[TierStatus]:

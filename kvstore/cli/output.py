@@ -125,6 +125,9 @@ def print_status(status: Status) -> None:
             f"{status.sessions} sessions, {status.open_plans} open plans"
         )
     )
+    if status.pins.pins:
+        soft, hard = map(size_text, (status.pins.soft_bytes, status.pins.hard_bytes))
+        console.print(Text(f"{status.pins.pins} pins: {soft} held softly, {hard} hard"))
     for table in (
         _workers(status.workers),
         _tiers(status.tiers),

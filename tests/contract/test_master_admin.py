@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
+from kvstore.wire.messages.reads import (
+    PinTotals,
+    SegmentStatus,
+    Status,
+    TierStatus,
+    WorkerStatus,
+)
 from master.admin import admin_pages
 from master.metrics import LagHistogram, ShellCounts, exposition
 
@@ -33,6 +39,7 @@ STATUS = Status(
     segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3, "serving", ""),),
     tiers=(TierStatus("dram", 1, 100, 50, 4, 8, 3, 2, 2000, 1000),),
     counters={"hits": 8, "misses": 2},
+    pins=PinTotals(2, 9, 4096, 12_288),
 )
 
 
@@ -98,6 +105,10 @@ def test_metrics_are_prometheus_text() -> None:
             'kvharbor_tier_hits_total{tier="dram"} 8.0',
             'kvharbor_tier_copies_evicted_total{tier="dram"} 3.0',
             'kvharbor_tier_moved_bytes_total{tier="dram"} 2000.0',
+            "kvharbor_pins 2.0",
+            "kvharbor_pinned_pages 9.0",
+            'kvharbor_pinned_bytes{kind="soft"} 4096.0',
+            'kvharbor_pinned_bytes{kind="hard"} 12288.0',
             'kvharbor_master_requests_total{message="Probe"} 2.0',
             'kvharbor_master_request_seconds_total{message="Probe"} 0.5',
             'kvharbor_master_loop_lag_seconds_bucket{le="0.001"} 0.0',

@@ -12,9 +12,11 @@ from kvstore.ids import KEY_BYTES
 from kvstore.wire.encoding import encode
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.pins import PinPages
+from kvstore.wire.messages.reads import GetStatus, PinTotals, Status
 from master.packed import split_keys
 from master.pins import PREFIX, Pin, Pins, name_of, value_of
 from master.run import Run
+from master.tunables import Tunables
 from master.wheel import Wakeup
 from tests.unit.master_rig import TENANT, Rig, chain
 
@@ -73,6 +75,33 @@ def test_lifting_is_the_owners_but_for_a_removal() -> None:
     assert (len(pins), pins.pages, pins.hard_bytes[TENANT]) == (0, 0, 0)
     assert len(pins.deadlines) == 0
     pins.check()
+
+
+def test_soft_bytes_count_by_owner() -> None:
+    assert KNOWN is not None
+    pins = book(("a", False, PAGES[:4]), ("b", False, PAGES[:2]), ("c", True, PAGES))
+    assert pins.soft_bytes == 6 * SIZE
+    again = Pin(pins.new_number(), KNOWN, "a", True, 60.0, 1060.0, dict.fromkeys(PAGES[:1], SIZE))
+    pins.add(again)
+    assert pins.soft_bytes == 5 * SIZE, "a hard pin takes the place of the owner's soft one"
+    pins.lift(KNOWN, PAGES[:2], None)
+    assert pins.soft_bytes == 2 * SIZE
+    pins.check()
+    pins.soft_bytes += 1
+    with pytest.raises(InvariantBroken, match=r"I31: .* pinned softly"):
+        pins.check()
+
+
+def test_the_status_tells_what_pins_hold() -> None:
+    rig = Rig(Tunables("test", pin_quota=1.0))
+    rig.add_worker()
+    space = rig.open_namespace()
+    space.put(KEYS)
+    for owner, hard, keys in (("a", False, KEYS[:64]), ("b", True, KEYS[32:64])):
+        rig.ask(rig.engine, PinPages(space.id, keys, owner, hard, 60.0))
+    status = rig.ask(rig.engine, GetStatus())
+    assert isinstance(status, Status)
+    assert status.pins == PinTotals(2, 3, 2 * SIZE, 2 * SIZE), "the page above is held, too"
 
 
 def test_what_a_hold_needs_above_stays_counted_until_it_ends() -> None:
