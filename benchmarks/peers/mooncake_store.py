@@ -11,9 +11,6 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
-import multiprocessing
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -23,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.harness import MIB, ProcessClock, Sample
+from benchmarks.peers.child import START_TIMEOUT_S, Child, PeerFailed, die_with_parent
 from benchmarks.regions import Region, same
 
 if TYPE_CHECKING:
@@ -33,25 +31,12 @@ DISTRIBUTION: Final = "mooncake-transfer-engine-non-cuda"
 RING_BYTES: Final = 128 * MIB
 """Of each requester, twice: four times the cache of the machines we know."""
 STAGING_BYTES: Final = 16 * MIB
-START_TIMEOUT_S: Final = 20.0
-CALL_TIMEOUT_S: Final = 120.0
 SEED: Final = 7
-_PR_SET_PDEATHSIG: Final = 1
-_libc: Final = ctypes.CDLL(None)
 
 
 def version() -> str:
     """The release that is installed."""
     return importlib.metadata.version(DISTRIBUTION)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it is gone."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-class PeerFailed(RuntimeError):
-    """The peer answered something that would make its figures worthless."""
 
 
 class MooncakeStore(AbstractContextManager["MooncakeStore"]):
@@ -60,7 +45,7 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
     def __init__(self, segment_bytes: int, pools: tuple[bool, ...] = (False, True)) -> None:
         """Start master, owner and one requester for each kind of connection handling."""
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._log = Path(tempfile.mkstemp(prefix="mooncake-master-")[1])
         try:
             self.master_address = self._start_master()
@@ -89,7 +74,7 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
         assert folder is not None, "mooncake is not installed"
         assert folder.origin is not None
         rpc, metrics = _free_port(), _free_port()
-        command = [
+        self._master_command = [
             str(Path(folder.origin).parent / "mooncake_master"),
             f"--rpc_port={rpc}",
             "--rpc_address=127.0.0.1",
@@ -97,9 +82,22 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
             "--metrics_host=127.0.0.1",
             "--enable_metric_reporting=false",
         ]
+        self._processes.append(self._launch_master())
+        return self._await_master(self._processes[0], rpc)
+
+    def restart_master(self) -> None:
+        """kill -9 the master and start another at the same place at once, as a supervisor would."""
+        self._processes[0].kill()
+        self._processes[0].wait()
+        self._processes[0] = self._launch_master()
+
+    def _launch_master(self) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:
-            master = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
-        self._processes.append(master)
+            return subprocess.Popen(
+                self._master_command, stdout=log, stderr=log, preexec_fn=die_with_parent
+            )
+
+    def _await_master(self, master: subprocess.Popen[bytes], rpc: int) -> str:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and master.poll() is None:
             with socket.socket() as probe:
@@ -111,8 +109,8 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
-    def _child(self, main: object, *args: object, pool: bool = False) -> _Child:
-        child = _Child(main, args, pool=pool)
+    def _child(self, main: object, *args: object, pool: bool = False) -> Child:
+        child = Child(main, args, pool=pool)
         self._children.append(child)
         child.ready()
         return child
@@ -147,51 +145,10 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
         self.close()
 
 
-class _Child:
-    """A process that answers calls over a pipe, and ends when the pipe does."""
-
-    def __init__(self, main: object, args: tuple[object, ...], *, pool: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        # Read by the engine from the environment when it is loaded.
-        os.environ["MC_TCP_ENABLE_CONNECTION_POOL"] = "1" if pool else "0"
-        os.environ["MC_LOG_LEVEL"] = "ERROR"
-        self._process = context.Process(target=_run_child, args=(main, theirs, args), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def ready(self) -> None:
-        self._answer("start", START_TIMEOUT_S)
-
-    def call(self, *request: object) -> object:
-        self._pipe.send(request)
-        return self._answer(request[0], CALL_TIMEOUT_S)
-
-    def _answer(self, what: object, timeout_s: float) -> object:
-        if not self._pipe.poll(timeout_s):
-            raise PeerFailed(f"{what}: no answer within {timeout_s} s")
-        kind, value = self._pipe.recv()
-        if kind != "ok":
-            raise PeerFailed(str(value))
-        return value
-
-    def stop(self) -> None:
-        self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
 class Requester:
     """The client side, in a process of its own; times are taken inside that process."""
 
-    def __init__(self, child: _Child, pids: list[int]) -> None:
+    def __init__(self, child: Child, pids: list[int]) -> None:
         """`pids`: the processes that work for it."""
         self._child = child
         self._clock = ProcessClock([*pids, child.pid])
@@ -220,6 +177,19 @@ class Requester:
         """Seconds of `repeats` calls that ask for the same keys."""
         return self._seconds("exists", label, turn, pages, repeats)
 
+    def found(self, label: str, turn: int, pages: int) -> int:
+        """How many of these keys the store says it has; -1 while it answers with errors."""
+        return self._whole("found", label, turn, pages)
+
+    def tried(self, label: str, turn: int, page_bytes: int, pages: int) -> int:
+        """Try to store a batch; how many keys were stored."""
+        return self._whole("tried", label, turn, page_bytes, pages)
+
+    def _whole(self, *request: object) -> int:
+        answer = self._child.call(*request)
+        assert isinstance(answer, int)
+        return answer
+
     def _timed(self, op: str, label: str, turn: int, page_bytes: int, pages: int) -> Sample:
         before = self._clock.now_s()
         seconds = self._child.call(op, label, turn, page_bytes, pages)
@@ -244,21 +214,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _run_child(main: object, pipe: Connection, args: tuple[object, ...]) -> None:
-    die_with_parent()
-    assert callable(main)
-    # The engine writes its log there, errors that it recovers from included.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    try:
-        main(pipe, *args)
-    except (EOFError, KeyboardInterrupt):
-        pass  # The benchmark has ended.
-    except BaseException as error:
-        pipe.send(("failed", repr(error)))
-    # The engine's threads outlive an orderly exit; nothing here is worth waiting for.
-    os._exit(0)
 
 
 def _own_memory(pipe: Connection, master: str, segment_bytes: int) -> None:
@@ -372,3 +327,13 @@ class _RequesterProcess:
             if answers != [1] * pages:
                 raise PeerFailed(f"batch_is_exist: answers {sorted(set(answers))}")
         return seconds
+
+    def found(self, label: str, turn: int, pages: int) -> int:
+        answers = self._store.batch_is_exist(self._keys(label, turn, pages))
+        return -1 if min(answers) < 0 else answers.count(1)
+
+    def tried(self, label: str, turn: int, page_bytes: int, pages: int) -> int:
+        offsets = self._source.offsets(turn, page_bytes, pages)
+        addresses = [self._source.address + at for at in offsets]
+        keys = self._keys(label, turn, pages)
+        return self._store.batch_put_from(keys, addresses, [page_bytes] * pages).count(0)
