@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pytest
 
 from kvstore.replica import EXTENT_TRANSITIONS
+from master.leadership import LEADERSHIP_TRANSITIONS
 from tests.simulation import mutants
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ROOT: Final = Path(__file__).parents[2]
-START: Final = "<!-- extent states -->\n"
-STOP: Final = "<!-- /extent states -->"
+State = TypeVar("State", bound=Enum)
+Event = TypeVar("Event", bound=Enum)
 
 
-def drawn() -> str:
-    """The extent's states as a Mermaid diagram."""
-    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> FREE"]
+def drawn(table: Mapping[tuple[State, Event], State]) -> str:
+    """The table as a Mermaid diagram; it begins in the state that comes first."""
+    first, _ = next(iter(table))
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.name}"]
     lines += [
         f"    {before.name} --> {after.name}: {event.value}"
-        for (before, event), after in EXTENT_TRANSITIONS.items()
+        for (before, event), after in table.items()
     ]
     return "\n".join([*lines, "```", ""])
 
 
-def test_the_extent_diagram_is_the_table() -> None:
+DIAGRAMS: Final = {
+    "extent states": drawn(EXTENT_TRANSITIONS),
+    "leadership": drawn(LEADERSHIP_TRANSITIONS),
+}
+
+
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_the_diagram_is_the_table(name: str) -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    shown = text.split(START)[1].split(STOP)[0]
-    assert shown == drawn(), f"put this between the markers:\n{drawn()}"
+    shown = text.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->")[0]
+    want = DIAGRAMS[name]
+    assert shown == want, f"put this between the markers:\n{want}"
 
 
 def test_the_table_of_checks_has_every_mutant_beside_what_notices_it() -> None:
