@@ -50,7 +50,7 @@ from kvstore.wire.messages.transfers import (
     ShareSegments,
     StageExtents,
 )
-from workers import ingest
+from workers import ingest, stream_source
 from workers.client_buffers import HeldBuffer
 from workers.device_source import DeviceSource
 from workers.events import (
@@ -88,7 +88,7 @@ class OpenIngest(msgspec.Struct):
     source: ingest.Source
     use: HeldBuffer | None = None
     """What keeps the source's buffer mapped."""
-    stream: ingest.StreamSource | None = None
+    stream: stream_source.StreamSource | None = None
     """The source, if its bytes lie on this connection before the next frame."""
 
     def let_go(self) -> None:
@@ -260,7 +260,7 @@ class DataSession:
                     # How many bytes follow is anybody's guess: the stream's position is lost.
                     raise MalformedMessage(f"part_bytes {message.part_bytes} of a stream")
                 now = self._service.clock.now_s()
-                stream = ingest.StreamSource(self._link, pages, message.part_bytes, now)
+                stream = stream_source.StreamSource(self._link, pages, message.part_bytes, now)
                 return OpenIngest(request_id, stream, stream=stream)
             case EngineSource():
                 return OpenIngest(request_id, self._service.require_engine().source(message))

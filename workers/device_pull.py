@@ -6,16 +6,13 @@ memory. Hashed is what the extents hold afterwards. Must not know who asked.
 
 from __future__ import annotations
 
-import mmap
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from kvstore.errors import OutOfSpace, Unavailable
-from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.common import Outcome
 from workers.device_source import DeviceSource
 from workers.extent_sources import MemorySource
-from workers.ingest import ExtentPull, PullFailed, StreamSource, Target, compared
+from workers.ingest import ExtentPull, PeerSource, PullFailed, Target, compared
 from workers.tiers.hbm import Extents
 
 if TYPE_CHECKING:
@@ -23,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from kvstore.transfer.device import Block
+    from kvstore.transfer.memory import Memory
     from workers.events import StartPull
     from workers.ingest import Source
     from workers.tiers.hbm import HbmSegment
@@ -35,7 +33,6 @@ class DevicePull(ExtentPull):
         """Nothing is touched yet."""
         super().__init__(segment, start, source)
         self._hbm = segment
-        self._own: Memory | None = None
 
     def _fill_pages(self, page: int, offset: int, wanted: list[int]) -> bytes:
         size, stride, count = self._start.message.part_bytes, self._start.size_class, len(wanted)
@@ -75,16 +72,10 @@ class DevicePull(ExtentPull):
         return block.device.identity == self._hbm.device.identity
 
     def _room(self) -> AbstractContextManager[Memory]:
-        """Host memory for as much as is asked of the source at once.
-
-        A stream's client may be slow: it does not keep others from the memory that is shared.
-        """
-        if not isinstance(self._source, StreamSource):
-            return self._hbm.sources.one()
-        if self._own is None:
-            room = mmap.mmap(-1, self._hbm.geometry.chunk_bytes)
-            self._own = Memory.of("room", room, writable=True)
-        return nullcontext(self._own)
+        """Host memory for as much as is asked of the source at once."""
+        if isinstance(self._source, PeerSource):
+            return self._source.room(self._hbm.geometry.chunk_bytes)
+        return self._hbm.sources.one()
 
     def _land(
         self,

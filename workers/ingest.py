@@ -2,7 +2,7 @@
 
 Runs in the thread of the connection that asked. Owns the order of these steps and what undoes them;
 which extents may be pulled into was decided by `workers.state`. A `Source` brings the bytes: from a
-client's buffer (here), a stream (here), or the transfer engine.
+client's buffer (here), a stream, or the transfer engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from kvstore import limits
-from kvstore.errors import BadValue, KVStoreError, Unavailable
+from kvstore.errors import BadValue, KVStoreError
 from kvstore.ids import KEY_BYTES, Generation, PageKey
 from kvstore.page import checksum_seeds, growing_checksum, seeded_checksum
 from kvstore.record import Record, RecordBatch, RecordState
@@ -25,7 +25,9 @@ from kvstore.wire.messages.common import Outcome
 from workers.events import Stretch
 
 if TYPE_CHECKING:
-    from kvstore.rpc.frame_socket import FrameSocket
+    from contextlib import AbstractContextManager
+
+    from kvstore.transfer.memory import Memory
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.puts import Ingest
     from kvstore.wire.messages.transfers import FindEngine
@@ -37,7 +39,6 @@ LOG: Final = logging.getLogger(__name__)
 
 GROUP_BYTES: Final = 512 * limits.KIB
 """Copied, then hashed while still in the core's own cache; a cancelled pull stops between two."""
-SCRATCH_BYTES: Final = 256 * limits.KIB
 
 
 class PullFailed(KVStoreError):
@@ -84,6 +85,15 @@ class Source(Protocol):
         ...
 
 
+class PeerSource(ABC):
+    """A source that waits for its peer: for a device it brings pages to host memory of its own, so
+    that nobody else waits for that."""
+
+    @abstractmethod
+    def room(self, size_bytes: int) -> AbstractContextManager[Memory]:
+        """So much memory, for one group or one large page at a time. Raises PullFailed."""
+
+
 class BufferSource:
     """Pages in a client's attached buffer: plain copies, neighbours in one."""
 
@@ -115,65 +125,6 @@ class BufferSource:
 
     def cancel(self) -> None:
         """A group of copies ends by itself."""
-
-
-class StreamSource:
-    """Pages that follow the request's frame on its connection, without padding."""
-
-    group_bytes = GROUP_BYTES
-
-    def __init__(self, link: FrameSocket, pages: int, part_bytes: int, now_s: float) -> None:
-        """Read from `link`; the whole must have come by one put timeout from `now_s`."""
-        self._link = link
-        self._part_bytes = part_bytes
-        self._end = pages * part_bytes
-        self._deadline_s = now_s + limits.put_timeout_s(self._end)
-        self._at = 0
-
-    def fill(self, page: int, target: Target) -> None:
-        """Receive straight into the extents, past the pages that nobody wants."""
-        self._skip_to(page * self._part_bytes + target.start)
-        size, stride, count = target.size_bytes, target.stride, target.count
-        views = [target.view]
-        if stride != size:
-            starts = range(0, count * stride, stride)
-            views = [target.view[start : start + size] for start in starts]
-        self._receive(views)
-        self._at += count * size
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the next frame can be read."""
-        return self._at == self._end
-
-    def finish(self) -> None:
-        """Read past what is left. Unavailable when the connection has ended."""
-        try:
-            self._skip_to(self._end)
-        except PullFailed as error:
-            raise Unavailable(str(error)) from error
-
-    def cancel(self) -> None:
-        """End the connection: what is in flight is not waited for."""
-        self._link.shutdown()
-
-    def _skip_to(self, at: int) -> None:
-        left = at - self._at
-        if not left:
-            return
-        scratch = memoryview(bytearray(min(left, SCRATCH_BYTES)))
-        while left:
-            piece = scratch[: min(left, len(scratch))]
-            self._receive([piece])
-            left -= len(piece)
-        self._at = at
-
-    def _receive(self, views: list[memoryview]) -> None:
-        try:
-            self._link.receive_raw_into(views, self._deadline_s)
-        except Unavailable as error:
-            self._link.shutdown()
-            raise PullFailed(Outcome.SOURCE_LOST, str(error)) from error
 
 
 class ExtentPull(ABC):

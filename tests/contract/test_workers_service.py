@@ -19,7 +19,7 @@ from kvstore.wire.messages.transfers import AttachBuffer, DetachBuffer, FindEngi
 from tests.contract.worker_rig import OFFSETS, Rig, is_silent, order, pool, read, soon, streamed
 from tests.unit.worker_scripts import EPOCH, PAGE
 from tests.unit.worker_segments import Pages, sealed_memfd
-from workers.ingest import StreamSource
+from workers.stream_source import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

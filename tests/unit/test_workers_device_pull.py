@@ -22,7 +22,7 @@ from workers.device_pull import DevicePull
 from workers.device_source import DeviceSource
 from workers.events import Stretch
 from workers.extent_sources import HbmSource, MemorySource
-from workers.ingest import StreamSource
+from workers.stream_source import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
