@@ -28,7 +28,7 @@ def content(model: str, size: int = SIZE, ranks: int = 1) -> Content:
 class Pages:
     """A store, and what the tests do with it."""
 
-    def __init__(self, master: str, transport: str, model: str) -> None:
+    def __init__(self, master: str | Sequence[str], transport: str, model: str) -> None:
         """Connect by one transport. `model` tells this test's namespaces from others'."""
         self.master = master
         self.model = model
