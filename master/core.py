@@ -25,6 +25,7 @@ from master.moves import Moves
 from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.pins import Pins
+from master.plans import Owner
 from master.removal import Removals
 from master.shrinking import Shrinking
 from master.tombstones import Tombstones
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from master.inventory import Comparison
     from master.membership import Worker
     from master.namespaces import KnownNamespace
-    from master.plans import Incomplete, Owner, OwnerKey, Plan, Put
+    from master.plans import Incomplete, OwnerKey, Plan, Put
     from master.run import Run
     from master.segments import Segment
     from master.sessions import Caller, Session
@@ -86,6 +87,8 @@ class Core:
         self.namespaces = Namespaces()
         self.plans: dict[int, Plan] = {}
         self.put_deadlines: Wheel[Put] = Wheel(PUT_GRAIN_S, self.wakeup)
+        self.given_up = Owner(("master", "given up", b""), {}, {}, {})
+        """Has the puts that stopped, until a job has failed all their plans."""
         self.waiting = WaitingPuts(self.wakeup)
         self.orders = OrderBook(epoch, self.wakeup)
         self.tombstones = Tombstones()

@@ -217,9 +217,12 @@ def _check_owners(core: Core) -> None:
     puts = {id(plan.put): plan.put for plan in core.plans.values()}
     for put in puts.values():
         known = put.owner is core.moves.owner or core.owners.get(put.owner.key) is put.owner
-        if not known or put.owner.puts.get(put.request) is not put or put.bucket < 0:
+        is_watched = put.bucket >= 0 and known
+        if put.owner is core.given_up:
+            is_watched = bool(core.jobs)
+        if not is_watched or put.owner.puts.get(put.request) is not put:
             raise InvariantBroken("I18: a put without an owner or a deadline")
-    owners = [core.moves.owner, *core.owners.values()]
+    owners = [core.moves.owner, core.given_up, *core.owners.values()]
     kept = [put for owner in owners for put in owner.puts.values()]
     if len(kept) != len({id(put) for put in kept if put.plans or put.asker is not None}):
         raise InvariantBroken("I18: an owner keeps a put without open plans")

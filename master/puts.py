@@ -1,7 +1,7 @@
-"""The put operation: BeginPut, Sealed, AbortPut, and what happens when a put stops.
+"""The put operation: BeginPut, Sealed, and giving up what was planned.
 
-See the step table "put" in ARCHITECTURE.md. Must not know how extents are chosen (planning) or how
-orders reach workers (orders).
+See the step table "put" in ARCHITECTURE.md. Must not know how extents are chosen (planning), how
+orders reach workers (orders), or why a put stops (stopping).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from kvstore.errors import AccessDenied, BadValue, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed, SealedNoted
+from kvstore.wire.messages.puts import BeginPut, Sealed, SealedNoted
 from master.orders import OrderKind
 from master.packed import WORD, split_keys, word, words
 from master.planning import Planner, check_put
@@ -26,17 +25,17 @@ from master.waiting import Waiting
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from master.core import Core
     from master.directory import Tree
-    from master.plans import Owner
-    from master.sessions import Session
 
 _ONCE_SEALED: Final = (ExtentState.SEALED, ExtentState.RETIRED)
 _SEALED: Final = ExtentEvent.SEALED
 _PAGE_SEALED: Final = PlanPage.SEALED
 DUE_PER_TICK_MAX: Final = 32
+STRETCHES_PER_STEP: Final = 128
+"""Of open pages that fail at once: 10 µs each."""
 
 
 def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
@@ -76,13 +75,13 @@ def _try(core: Core, caller: Caller, message: BeginPut, deadline_s: float) -> It
             if put.asker is None:
                 return  # its owner is gone
     except BadValue as error:
-        asker = _stop_planning(core, put)
-        fail_put(core, put)
+        asker = stop_planning(core, put)
+        give_up(core, [put])
         core.refuse(asker, error)
         return
     for size_class, wanted in planner.wanted_bytes.items():
         core.want_room(size_class, wanted)
-    asker = _stop_planning(core, put)
+    asker = stop_planning(core, put)
     blocked = bool(planner.blocked_on or planner.wanted_bytes)
     if blocked and not put.plans and message.wait and core.now < deadline_s:
         if not core.waiting.is_full:
@@ -102,7 +101,7 @@ def keep(core: Core, put: Put) -> None:
     core.put_deadlines.place(put, core.now + put.timeout_s)
 
 
-def _stop_planning(core: Core, put: Put) -> Caller:
+def stop_planning(core: Core, put: Put) -> Caller:
     """Nothing is planned any more; who is to be answered."""
     asker, put.asker = put.asker, None
     assert asker is not None, put.request
@@ -339,47 +338,33 @@ def fail_plan(core: Core, plan: Plan) -> None:
         fail_pages(core, plan, first, count)
 
 
-def fail_put(core: Core, put: Put) -> None:
-    """Give up every open plan of a put."""
-    for plan in list(put.plans.values()):
-        fail_plan(core, plan)
+def give_up(core: Core, puts: Sequence[Put]) -> None:
+    """Their owners have nothing to do with them any more; open plans fail bit by bit (I27)."""
+    fails_already = bool(core.given_up.puts)
+    for put in puts:
+        _forget(core, put)
+        if put.plans:
+            put.owner = core.given_up
+            put.request = min(put.plans).to_bytes(WORD, "little")  # owners may name theirs alike
+            core.given_up.puts[put.request] = put
+    if not fails_already:
+        core.start(fail_in_steps(core, _given_up(core)))
 
 
-def abort_put(core: Core, caller: Caller, message: AbortPut) -> None:
-    """Give up these plans, as far as they are open and the caller's own. Safe to repeat."""
-    if len(message.generations) > limits.BATCH_PAGES_MAX:
-        raise BadValue("generations", len(message.generations), f"at most {limits.BATCH_PAGES_MAX}")
-    for generation in message.generations:
-        plan = core.plans.get(generation)
-        if plan is not None and plan.put.owner is caller.session.owner:
-            fail_plan(core, plan)
-    core.reply(caller, Done())
+def _given_up(core: Core) -> Iterator[Plan]:
+    while core.given_up.puts:
+        put = next(iter(core.given_up.puts.values()))
+        yield from put.plans.copy().values()
 
 
-def fail_overdue_puts(core: Core) -> None:
-    """Give up the puts that made no progress for their timeout (I18)."""
-    for put in core.put_deadlines.take_due(core.now, DUE_PER_TICK_MAX):
-        deadline_s = put.progress_s + put.timeout_s
-        if deadline_s > core.now or put.asker is not None:
-            core.put_deadlines.place(put, max(deadline_s, core.now))
-        else:
-            is_move = put.owner is core.moves.owner
-            core.counters["moves_timed_out" if is_move else "puts_timed_out"] += 1
-            fail_put(core, put)
-
-
-def release_session(core: Core, session: Session) -> None:
-    """Answers that were held back for this connection have nowhere to go any more (I18)."""
-    waits = session.owner.waits
-    for request in [each for each, held in waits.items() if held.session == session.id]:
-        core.waiting.forget(waits.pop(request))
-
-
-def release_owner(core: Core, owner: Owner) -> None:
-    """Its last connection is gone: nothing that it held is left (I18)."""
-    for put in list(owner.puts.values()):
-        if put.asker is not None:
-            _stop_planning(core, put)
-        fail_put(core, put)
-    assert not owner.puts, owner.key
-    assert not owner.waits, owner.key
+def fail_in_steps(core: Core, plans: Iterable[Plan]) -> Iterator[None]:
+    """A job: give up every open page of these plans."""
+    left = STRETCHES_PER_STEP
+    for plan in plans:
+        while plan.open:
+            first, count = next(plan.open_stretches())
+            fail_pages(core, plan, first, count)
+            left -= 1
+            if not left:
+                yield
+                left = STRETCHES_PER_STEP

@@ -49,6 +49,7 @@ from master import (
     removal,
     shrinking,
     status,
+    stopping,
     suspects,
     tiering,
     tombstones,
@@ -90,7 +91,7 @@ def _handlers() -> dict[type[Message], Handler]:
 
     on(OpenNamespace, namespaces.open_namespace)
     on(BeginPut, puts.begin_put)
-    on(AbortPut, puts.abort_put)
+    on(AbortPut, stopping.abort_put)
     on(Sealed, puts.sealed)
     on(MatchPrefix, reads.match_prefix)
     on(Lookup, reads.lookup)
@@ -222,17 +223,17 @@ class MasterState:
         if session is None:
             return
         membership.session_closed(core, session)
-        puts.release_session(core, session)
+        stopping.release_session(core, session)
         owner = session.owner
         del owner.sessions[session.id]
         if not owner.sessions:
-            puts.release_owner(core, owner)
+            stopping.release_owner(core, owner)
             del core.owners[owner.key]
 
     def _tick(self) -> None:
         core = self.core
         membership.lose_silent_workers(core)
-        puts.fail_overdue_puts(core)
+        stopping.fail_overdue_puts(core)
         puts.answer_overdue_waits(core)
         removal.answer_overdue_removals(core)
         core.orders.queue_due(core.now)

@@ -19,7 +19,7 @@ from kvstore.wire.messages.puts import SealedNoted
 from master import core as master_core
 from master import membership as master_membership
 from master import placing
-from master import puts as master_puts
+from master import stopping as master_stopping
 from master.directory import Tree
 from master.moves import Lane
 from master.orders import Order, OrderBook, OrderKind
@@ -218,8 +218,8 @@ def dead_owners_keep_their_puts(patch: Patch) -> None:
         for put in core.put_deadlines.take_due(core.now, len(core.plans)):
             core.put_deadlines.place(put, core.now + 60.0)
 
-    patch.setattr(master_puts, "release_owner", lambda core, owner: None)
-    patch.setattr(master_puts, "fail_overdue_puts", put_off)
+    patch.setattr(master_stopping, "release_owner", lambda core, owner: None)
+    patch.setattr(master_stopping, "fail_overdue_puts", put_off)
 
 
 def epochs_are_not_compared(patch: Patch) -> None:
