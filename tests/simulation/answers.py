@@ -69,6 +69,10 @@ class Answers:
 
     def check(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
+        if not self._checks.is_in_force(master):
+            if isinstance(asked, MatchPrefix | Lookup) and isinstance(reply, Located):
+                self._leases(master, asked, reply)
+            return  # others may have changed what it still takes for true
         match asked, reply:
             case (MatchPrefix() | Lookup(), Located()):
                 self._located(master, asked, reply)
@@ -92,7 +96,7 @@ class Answers:
 
     def _located(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
         keys = keys_of(asked.keys)
-        until_s = self._checks.world.now + reply.lease_ttl_s
+        self._leases(master, asked, reply)
         covered: set[int] = set()
         for run in reply.runs:
             pages = range(run.first, run.first + run.count)
@@ -100,8 +104,6 @@ class Answers:
             for copy in run.copies:
                 ref = reply.segments[copy.segment]
                 self._copy_is_true(master, ref, copy, [keys[page] for page in pages])
-                if asked.lease:
-                    self._lease(master, ref, copy, [keys[page] for page in pages], until_s)
             wanted = set(asked.parts or master_view.parts(master, asked.namespace))
             if {copy.part for copy in run.copies} != wanted:
                 self._checks.fail("I15", f"pages {pages} with parts of {wanted} missing")
@@ -115,6 +117,8 @@ class Answers:
     ) -> None:
         """I3: what a lookup returns is sealed, and holds the right bytes; I29: and not removed."""
         memory = self._checks.memories[ref.segment]
+        if (master.epoch, ref.segment, ref.incarnation) not in self._checks.confirmed:
+            self._checks.fail("I12", f"{ref.segment} is located, and nobody offers its inventory")
         for key, offset, generation in zip(
             keys, array("Q", copy.offsets), array("Q", copy.generations), strict=True
         ):
@@ -142,6 +146,16 @@ class Answers:
             self._checks.fail(
                 "I29", f"{key[:4].hex()} generation {generation:#x} {what} after its removal"
             )
+
+    def _leases(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
+        if not asked.lease or not reply.lease_ttl_s:
+            return
+        keys = keys_of(asked.keys)
+        until_s = self._checks.world.now + reply.lease_ttl_s
+        for run in reply.runs:
+            leased = keys[run.first : run.first + run.count]
+            for copy in run.copies:
+                self._lease(master, reply.segments[copy.segment], copy, leased, until_s)
 
     def _lease(
         self,

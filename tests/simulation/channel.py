@@ -44,6 +44,8 @@ class Channel:
     is_stream: bool = False
     """Keeps order, and breaks at a loss, in any weather."""
     is_broken: bool = False
+    welcome: int = 0
+    """What the side that accepted has said when it greeted: a master its epoch."""
 
     def attach(
         self, node: str, receive: Callable[[object], None], ended: Callable[[], None]

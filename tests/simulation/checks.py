@@ -12,17 +12,33 @@ from typing import TYPE_CHECKING
 
 from kvstore.codec import Codec
 from kvstore.errors import InvariantBroken
-from kvstore.limits import LEASE_MARGIN_S
+from kvstore.limits import LEADER_LEASE_S, LEASE_MARGIN_S
 from kvstore.replica import Tier
-from kvstore.wire.messages.membership import FenceExtents, FreeExtents, RetireExtents
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.membership import (
+    FenceExtents,
+    FreeExtents,
+    OfferInventory,
+    RetireExtents,
+)
 from kvstore.wire.messages.puts import Ingest
-from master.events import CommandAnswered, Request, Tick
+from kvstore.wire.messages.reads import Located, Probed, Status
+from master.events import (
+    Action,
+    CloseSession,
+    CommandAnswered,
+    Prolonged,
+    Reply,
+    Request,
+    Tick,
+)
 from master.events import Event as MasterEvent
 from tests.simulation.answers import Answers
 from tests.simulation.history import History
 from tests.simulation.leases import LeaseBook
 from tests.simulation.move_checks import MoveChecks
 from tests.simulation.pages import VERSION_BYTES, page_bytes, version_of
+from tests.simulation.sim_metadata import leader_in, leads
 from workers import events as worker_events
 
 if TYPE_CHECKING:
@@ -36,6 +52,7 @@ if TYPE_CHECKING:
     from tests.simulation.memory import SegmentMemory
     from tests.simulation.options import Options
     from tests.simulation.sim_client import SimClient
+    from tests.simulation.sim_etcd import SimEtcd, Transaction
     from tests.simulation.sim_master import SimMaster
     from tests.simulation.sim_worker import SimWorker
     from tests.simulation.store import SegmentStore
@@ -60,7 +77,9 @@ class Checks:
         self.leases = LeaseBook()
         self.memories: dict[str, SegmentStore] = {}
         self.workers: dict[str, SimWorker] = {}
-        self.master: SimMaster | None = None
+        self.masters: dict[str, SimMaster] = {}
+        self.etcd: SimEtcd | None = None
+        """Where the masters keep what is durable, if there may be several."""
         self.is_healed = False
         """From here on nothing goes wrong any more."""
         self.dead_owners: dict[bytes, float] = {}
@@ -71,8 +90,11 @@ class Checks:
         """When each segment was last lost or registered."""
         self.answers = Answers(self)
         self.moves = MoveChecks(self)
+        self.confirmed: set[tuple[int, str, int]] = set()
+        """(epoch, segment, incarnation) whose inventory a worker has offered."""
         self._ordinals: dict[bytes, int] = {}
-        self._last_epoch = 0
+        self._epochs: set[int] = set()
+        """In which masters have led."""
 
     def fail(self, invariant: str, text: str) -> None:
         """Give the run up."""
@@ -80,21 +102,62 @@ class Checks:
 
     # --- the master -------------------------------------------------------------------------
 
-    def leads(self, master: SimMaster) -> None:
-        """A new master starts."""
-        if master.epoch <= self._last_epoch:
-            self.fail("I10", f"epoch {master.epoch} after {self._last_epoch}")
-        self._last_epoch = master.epoch
+    @property
+    def leader(self) -> SimMaster | None:
+        """Who leads in truth, whatever anybody thinks; None while nobody does."""
+        return next((each for each in self.masters.values() if self.is_in_force(each)), None)
 
-    def master_hears(self, event: MasterEvent) -> None:
+    def is_in_force(self, master: SimMaster) -> bool:
+        """Whether the store would still take what this master writes."""
+        if master.core is None or self.etcd is None:
+            return master.core is not None
+        leader = leads(self.etcd)
+        return leader is not None and leader.epoch == master.epoch
+
+    def _is_betrayed(self, master: SimMaster) -> bool:
+        """Whether etcd has ended its lease too early, so that it cannot know better yet."""
+        assert self.etcd is not None
+        return any(
+            leader_in(value).epoch == master.epoch and self.world.now < at_s + LEADER_LEASE_S
+            for value, at_s in self.etcd.broken
+        )
+
+    def begins_term(self, master: SimMaster) -> None:
+        """A master begins to lead."""
+        is_late = self._epochs and master.epoch < max(self._epochs)
+        if master.epoch in self._epochs or (is_late and self.is_in_force(master)):
+            self.fail("I10", f"epoch {master.epoch} after {sorted(self._epochs)}")
+        self._epochs.add(master.epoch)
+        self.world.counts["terms"] += 1
+
+    def is_written(self, transaction: Transaction) -> None:
+        """I10: whatever changes etcd comes from whoever leads."""
+        assert self.etcd is not None
+        leader = leads(self.etcd)
+        if transaction.epoch and (leader is None or leader.epoch != transaction.epoch):
+            self.fail("I10", f"epoch {transaction.epoch} writes while {leader} leads")
+
+    def master_hears(self, master: SimMaster, event: MasterEvent) -> None:
         """Something is about to be handled."""
         if isinstance(event, Request):
-            self.answers.hears(event.message)
-            self.world.note(f"master <- {type(event.message).__name__} of session {event.session}")
+            message = event.message
+            self.answers.hears(message)
+            if isinstance(message, OfferInventory):
+                self.confirmed.add((master.epoch, message.segment, message.incarnation))
+            name = type(message).__name__
+            self.world.note(f"{master.name} <- {name} of session {event.session}")
         elif isinstance(event, CommandAnswered):
             self.moves.ended(event.reply)
-        if not isinstance(event, Request | Tick):
-            self.world.note(f"master <- {type(event).__name__}")
+        if not isinstance(event, Request | Tick | Prolonged):
+            self.world.note(f"{master.name} <- {type(event).__name__}")
+
+    def master_acts(self, master: SimMaster, action: Action) -> None:
+        """I10: a master whose lease has ended changes nothing, and promises nothing."""
+        if self.is_in_force(master) or self._is_betrayed(master):
+            return
+        if not isinstance(action, CloseSession) and not is_harmless(action):
+            self.fail("I10", f"{master.name} does {action} when epoch {master.epoch} is over")
+        self.world.counts["answers in doubt"] += isinstance(action, Reply)
 
     def master_replies(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
@@ -227,3 +290,12 @@ class Checks:
         self.world.counts["pages missed"] += 1
         if any(data):
             self.fail("I8", f"a miss of {key[:4].hex()} left bytes behind")
+
+
+def is_harmless(action: Action) -> bool:
+    """Whether an action neither changes nor promises anything."""
+    if not isinstance(action, Reply):
+        return False
+    if isinstance(action.message, Located):
+        return not action.message.lease_ttl_s
+    return isinstance(action.message, Failure | Probed | Status)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.limits import WORKER_LOST_AFTER_S
 from kvstore.record import RecordState
+from tests.simulation.sim_etcd import ETCD
 from tests.simulation.world import FAIR
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 DISK_FAULTS: Final = ("writes fail", "reads fail", "loses power")
+ETCD_FAULTS: Final = ("ends leases", "changes its leader", "is full")
 TURN_S: Final = 0.5
 """How often the coin is tossed for each kind of fault."""
 
@@ -52,6 +54,8 @@ class Faults:
             self._flip()
         if chance(options.disk_faults * TURN_S):
             self._one_disk()
+        if chance(options.etcd_faults * TURN_S):
+            self._etcd()
         self._world.after(self._random.uniform(0.0, 2 * TURN_S), self._turn)
 
     def _one(self, fault: Callable[[str], None]) -> None:
@@ -143,6 +147,22 @@ class Faults:
             self._simulation.crash(worker.name)
             self._simulation.restart(worker.name)
 
+    def _etcd(self) -> None:
+        """Leases that end too early or too late, or no room."""
+        etcd = self._simulation.etcd
+        if etcd is None or not self._world.is_up(ETCD) or self._world.nodes[ETCD].paused:
+            return
+        kind = self._random.choice(ETCD_FAULTS)
+        self._world.counts[f"fault etcd {kind}"] += 1
+        self._world.note(f"etcd {kind}")
+        if kind == "ends leases":
+            etcd.expire_leases()
+        elif kind == "changes its leader":
+            etcd.change_leader()
+        else:
+            etcd.is_full = True
+            self._world.after(self._random.choice((0.5, 2.0, 8.0)), etcd.make_room)
+
     def _count(self, what: str, name: str) -> None:
         self._world.counts[f"fault {what} {name.rstrip('0123456789')}"] += 1
 
@@ -159,5 +179,7 @@ class Faults:
                 world.resume(name)
             if not status.up:
                 self._simulation.restart(name)
+        if self._simulation.etcd is not None:
+            self._simulation.etcd.make_room()
         for worker in self._simulation.workers.values():
             self._replace_disk(worker)

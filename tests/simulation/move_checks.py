@@ -43,6 +43,8 @@ class MoveChecks:
         """Nothing moves."""
         self._checks = checks
         self._before: Present | None = None
+        self._cores: list[MasterState] = []
+        """That have led since then."""
 
     # --- moves --------------------------------------------------------------------------------
 
@@ -83,18 +85,41 @@ class MoveChecks:
     # --- pages that leave -----------------------------------------------------------------------
 
     def scan(self, master: SimMaster) -> None:
-        """I13: what could be read and cannot any more has been counted, or was removed."""
-        before, now = self._before, self._present(master)
-        self._before = now
-        if before is None or (before.core, before.version) != (now.core, now.version):
+        """I13: what could be read and cannot any more has been counted, or was removed.
+
+        A new leader is held to what the last one could read, once it has every worker's inventory.
+        """
+        assert master.core is not None
+        if not any(each is master.core for each in self._cores):
+            self._cores.append(master.core)
+        before = self._before
+        is_new = before is not None and before.core is not master.core
+        if is_new and not self._has_everything(master):
             return
-        missing = [
-            key for key in before.pages - now.pages
-            if self._checks.history.pages[key].remove_began_s == float("-inf")
-        ]  # fmt: skip
-        if len(missing) > now.gone - before.gone:
+        now = self._before = self._present(master)
+        cores, self._cores = self._cores, [master.core]
+        if before is None or (not is_new and before.version != now.version):
+            return
+        gone = sum(_gone(core) for core in cores) - before.gone
+        missing = [key for key in before.pages - now.pages if self._must_stay(key)]
+        if len(missing) > gone:
             keys = [key[:4].hex() for key in missing]
-            self._checks.fail("I13", f"{keys} have left, {now.gone - before.gone} are counted")
+            self._checks.fail("I13", f"{keys} have left, {gone} are counted")
+        self._checks.world.counts["pages kept by a new leader"] += is_new * len(now.pages)
+
+    def _has_everything(self, master: SimMaster) -> bool:
+        """Whether every worker runs and its inventory is compared."""
+        workers = self._checks.workers.values()
+        if any(worker.core is None for worker in workers):
+            return False
+        live = {segment.id for segment in master_view.live_segments(master)}
+        return all(live.issuperset(worker.memories) for worker in workers)
+
+    def _must_stay(self, key: bytes) -> bool:
+        """Whether nobody has tried to remove it, and no fault has spoilt it."""
+        past, memories = self._checks.history.pages[key], self._checks.memories
+        is_rotten = any(each.offset in memories[each.segment].damaged for each in past.sealed)
+        return past.remove_began_s == float("-inf") and not is_rotten
 
     def _present(self, master: SimMaster) -> Present:
         core = master_view.core_of(master)
@@ -104,5 +129,8 @@ class MoveChecks:
             for run in known.tree.all_runs():
                 mask = run.readable(known.tree.parts, core.version)
                 pages.update(run.key(page) for page in range(len(run)) if mask[page])
-        gone = sum(core.counters[name] for name in REASONS)
-        return Present(master.core, core.version, frozenset(pages), gone)
+        return Present(master.core, core.version, frozenset(pages), _gone(master.core))
+
+
+def _gone(state: MasterState) -> int:
+    return sum(state.core.counters[name] for name in REASONS)

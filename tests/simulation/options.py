@@ -23,6 +23,9 @@ STAGING: Final = Geometry(CHUNK_BYTES, CHUNK_BYTES)
 class Options:
     """One simulation. Times in seconds, chances between 0 and 1, rates per second."""
 
+    masters: int = 1
+    etcd: bool = False
+    """Whether metadata lies in etcd, as it does where there are several masters."""
     workers: int = 1
     clients: int = 2
     hosts: int = 2
@@ -61,8 +64,10 @@ class Options:
     watermark_demote: float = 0.5
     admission: str = "all"
     promote_hits: int = 2
+    etcd_faults: float = 0.0
+    stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()
-    """Who is crashed and paused: master, worker, client."""
+    """Who is crashed and paused: master, worker, client, etcd."""
 
     @property
     def geometry(self) -> Geometry:
@@ -80,7 +85,7 @@ class Options:
         return Tunables(
             lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0,
             watermark_demote=self.watermark_demote, nvme_admission=self.admission,
-            promote_hits=self.promote_hits,
+            promote_hits=self.promote_hits, stale_read_max_s=self.stale_read_max_s,
         )  # fmt: skip
 
 

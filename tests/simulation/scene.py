@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.simulation.client_moves import Moves
     from tests.simulation.rpc import Endpoint
     from tests.simulation.sim_client import SimClient
+    from tests.simulation.sim_master import SimMaster
     from tests.simulation.sim_worker import SimWorker
     from workers.state import WorkerState
 
@@ -85,9 +86,16 @@ class Scene:
     # --- who is who ---------------------------------------------------------------------------
 
     @property
+    def leader(self) -> SimMaster:
+        """The master that leads."""
+        leader = self.checks.leader
+        assert leader is not None, "nobody leads"
+        return leader
+
+    @property
     def core(self) -> Core:
-        """What the master knows."""
-        return master_view.core_of(self.simulation.master)
+        """What the leader knows."""
+        return master_view.core_of(self.leader)
 
     def worker(self, number: int = 0) -> SimWorker:
         """A worker."""
@@ -182,6 +190,8 @@ class Scene:
         up = [name for name in self.simulation.workers if self.world.is_up(name)]
 
         def is_settled() -> bool:
+            if self.checks.leader is None:
+                return False
             names = [name for each in up for name in self.simulation.workers[each].memories]
             segments = [self.core.segments.get(name) for name in names]
             return all(each is not None and each.takes_orders for each in segments)
@@ -190,8 +200,9 @@ class Scene:
 
     def replace_master(self) -> None:
         """Kill the master and start the next."""
-        self.simulation.crash("master")
-        self.simulation.restart("master")
+        name = self.leader.name
+        self.simulation.crash(name)
+        self.simulation.restart(name)
 
     def take_over(self) -> None:
         """Another master leads, and has compared every inventory."""

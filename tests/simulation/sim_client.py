@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.client import steps as plans
 from kvstore.client.namespaces import OpenedNamespace
-from kvstore.errors import (
-    DeadlineExceeded,
-    KVStoreError,
-    StaleEpoch,
-    Unavailable,
-    error_from_wire,
-)
-from kvstore.wire.messages.base import Message
-from kvstore.wire.messages.hello import Failure
+from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from tests.simulation.channel import HANDSHAKE_TIMEOUT_S, Channel, Dial, dial
 from tests.simulation.pages import HALVES, NAMED, WHOLE
 from tests.simulation.rpc import Endpoint
+from tests.simulation.sim_link import SimLink
 from tests.simulation.tasks import Signal, Steps
 from tests.simulation.worker_links import Greeting
 
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.namespace import Namespace
+    from kvstore.wire.messages.base import Message
     from tests.simulation.checks import Checks
     from tests.simulation.client_moves import Moves
     from tests.simulation.sim_master import SimMaster
@@ -38,8 +32,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 T = TypeVar("T")
-BACKOFF_MIN_S: Final = 0.02
-BACKOFF_MAX_S: Final = 0.5
 OPEN_TIMEOUT_S: Final = 5.0
 
 
@@ -50,22 +42,21 @@ class SimClient:
         self,
         world: World,
         name: str,
-        master: SimMaster,
+        masters: dict[str, SimMaster],
         workers: dict[str, SimWorker],
         checks: Checks,
     ) -> None:
         """Not started."""
         self.world = world
         self.name = name
-        self.master = master
+        self.masters = masters
         self.workers = workers
         self.checks = checks
         self.random = world.random
         self.buffers: dict[int, bytearray] = {}
         self.opened: dict[bytes, OpenedNamespace] = {}
         self.last_number = 0
-        self._link: Endpoint | None = None
-        self._dialling: Signal[Channel | None] | None = None
+        self._link = SimLink(self)
         self._idle: dict[str, list[Endpoint]] = {}
 
     # --- lives ------------------------------------------------------------------------------
@@ -89,8 +80,7 @@ class SimClient:
                 memory.drop_locks(self.name)
         self.buffers = {}
         self.opened = {}
-        self._link = None
-        self._dialling = None
+        self._link = SimLink(self)
         self._idle = {}
 
     def next_number(self) -> int:
@@ -102,58 +92,24 @@ class SimClient:
         """16 bytes that name a BeginPut."""
         return self.next_number().to_bytes(16, "little")
 
-    # --- calls to the master ------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
     def ask(self, message: Message, timeout_s: float) -> Steps[Message]:
-        """Like kvstore.rpc.link: reconnect and repeat within the deadline, then its error."""
-        world = self.world
-        deadline_s = world.now + timeout_s
-        while True:
-            link = yield from self._connected(deadline_s)
-            left_s = deadline_s - world.now
-            if link is not None and left_s > 0:
-                answered: Signal[object | None] = Signal()
-                link.call(message, min(left_s, self._patience_s()), answered.fire)
-                yield answered
-                reply = answered.value
-                if isinstance(reply, Failure):
-                    error = error_from_wire(reply.code, reply.text)
-                    error.retry_after_s = reply.retry_after_s
-                    if not isinstance(error, Unavailable | StaleEpoch):
-                        raise error
-                elif reply is not None:
-                    assert isinstance(reply, Message), reply
-                    return reply
-            pause_s = self.random.uniform(BACKOFF_MIN_S, BACKOFF_MAX_S)
-            if world.now + pause_s >= deadline_s:
-                yield max(0.0, deadline_s - world.now)
-                raise DeadlineExceeded(type(message).__name__)
-            yield pause_s
+        """The leading master's reply, in time; else its error, or DeadlineExceeded."""
+        return self._link.ask(message, timeout_s)
 
-    def _patience_s(self) -> float:
-        """Where the network may swallow a single message, it is sent again now and then."""
-        return 1e9 if self.world.weather.ordered else self.random.uniform(0.3, 1.5)
+    def new_endpoint(self) -> Endpoint:
+        """This side of a connection, on which nobody else may ask anything."""
+        return Endpoint(self.world, self.name, _unasked, lambda _: None)
 
-    def _connected(self, deadline_s: float) -> Steps[Endpoint | None]:
-        if self._link is not None and self._link.is_open:
-            return self._link
-        link = Endpoint(self.world, self.name, _unasked, lambda _: None)
-        channel = yield from self._dial("master", link, self.master.accept, deadline_s)
-        if channel is None:
-            return None
-        if self._link is not None and self._link.is_open:
-            link.close()  # another thread of this client was faster
-        else:
-            self._link = link
-        return self._link
-
-    def _dial(
+    def dial(
         self,
         target: str,
         link: Endpoint,
         accept: Callable[[Channel, object], bool],
         deadline_s: float,
     ) -> Steps[Channel | None]:
+        """Connect an end of ours; None when nobody greets in time."""
         connected: Signal[Channel | None] = Signal()
         greeting = Greeting("engine", self.name, self.token)
         timeout_s = min(HANDSHAKE_TIMEOUT_S, deadline_s - self.world.now)
@@ -167,8 +123,6 @@ class SimClient:
             link.use(channel)
         return channel
 
-    # --- connections to workers -----------------------------------------------------------------
-
     def take_data_link(self, worker: str, deadline_s: float) -> Steps[Endpoint | None]:
         """A connection to a worker for this thread alone; None when there is no way."""
         idle = self._idle.setdefault(worker, [])
@@ -176,8 +130,8 @@ class SimClient:
             link = idle.pop()
             if link.is_open:
                 return link
-        link = Endpoint(self.world, self.name, _unasked, lambda _: None)
-        channel = yield from self._dial(worker, link, self.workers[worker].accept, deadline_s)
+        link = self.new_endpoint()
+        channel = yield from self.dial(worker, link, self.workers[worker].accept, deadline_s)
         return None if channel is None else link
 
     def give_data_link(self, worker: str, link: Endpoint) -> None:

@@ -1,195 +1,205 @@
-"""The master of the simulation: the real core; sessions, timers and durable writes in virtual time.
+"""A master process of the simulation: the real leadership machine, and one term after another.
 
-Does for `master.state.MasterState` what `master.service` does. What is durable outlives a crash;
-a write that was not finished by then is lost.
+Listens for its whole life. While it does not lead it greets whoever comes, and tells them where
+the leader is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvstore import limits
-from kvstore.ids import Epoch
+from kvstore.coordination.metadata_store import Candidate, Leader, Term
+from kvstore.errors import KVStoreError, NotLeader, StaleEpoch
+from kvstore.rpc.failure import failure_of
 from kvstore.wire.messages.base import Message
-from master.events import (
-    Action,
-    CloseSession,
-    Command,
-    CommandAnswered,
-    CommandId,
-    Event,
-    Persist,
-    Persisted,
-    Reply,
-    Request,
-    SessionClosed,
-    SessionId,
-    SessionOpened,
-    Tick,
+from master.leadership import (
+    BeginTerm,
+    Campaign,
+    CampaignEnded,
+    Deposed,
+    EndTerm,
+    GiveUp,
+    Leadership,
+    LeadershipAction,
+    LeadershipEvent,
+    Load,
+    Loaded,
+    Prolong,
+    Renew,
+    Renewal,
+    RenewEnded,
+    Resign,
+    StandingTick,
 )
-from master.state import MasterState
-from tests.simulation.pages import TENANT
 from tests.simulation.rpc import Endpoint
+from tests.simulation.sim_link import address_of
+from tests.simulation.sim_term import SimTerm
 from tests.simulation.worker_links import Greeting
 
 if TYPE_CHECKING:
+    from kvstore.coordination.metadata_store import Entry
+    from kvstore.ids import Epoch
+    from master.state import MasterState
     from master.tunables import Tunables
     from tests.simulation.channel import Channel
     from tests.simulation.checks import Checks
+    from tests.simulation.sim_metadata import SimStore
     from tests.simulation.world import World
 
-NAME: Final = "master"
+LOAD_RETRY_S: Final = 0.1
 
 
 class SimMaster:
     """One master process, in all its lives."""
 
-    def __init__(self, world: World, tunables: Tunables, checks: Checks) -> None:
-        """Not started; nothing is durable."""
+    def __init__(
+        self, world: World, name: str, store: SimStore, tunables: Tunables, checks: Checks
+    ) -> None:
+        """Not started."""
         self.world = world
+        self.name = name
+        self.store = store
         self.tunables = tunables
         self.checks = checks
-        self.core: MasterState | None = None
-        self.epoch = Epoch(0)
-        self.durable: dict[str, bytes] = {}
-        self.persist_delay_max_s = 0.02
-        self._sessions: dict[SessionId, Endpoint] = {}
-        self._ids: dict[Endpoint, SessionId] = {}
-        self._asked: dict[tuple[SessionId, int], Message] = {}
-        self._writing: deque[Persist] = deque()
-        self._last_session = 0
+        self.term: SimTerm | None = None
+        self._leadership = Leadership()
+        self._restored: list[Entry] = []
+        self._peers: dict[Endpoint, Greeting] = {}
         self._alarm_at_s = math.inf
+
+    @property
+    def core(self) -> MasterState | None:
+        """Its core while it is in a term, even if that is over without its knowledge."""
+        return None if self.term is None else self.term.core
+
+    @property
+    def epoch(self) -> Epoch:
+        """Of its term, else the highest that it knows of."""
+        return self._leadership.epoch
 
     # --- lives ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Lead in the next epoch, with what is durable."""
-        self.epoch = Epoch(self.epoch + 1)
+        """Stand by, and try to lead."""
+        self._leadership = Leadership()
         self._alarm_at_s = math.inf
-        self.core = MasterState(self.tunables, self.epoch, list(self.durable.items()))
-        self.checks.leads(self)
-        self.feed(Tick())
+        self._feed(StandingTick())
 
     def crash(self) -> None:
         """kill -9."""
-        self.world.crash(NAME)
-        self.core = None
-        self._sessions.clear()
-        self._ids.clear()
-        self._asked.clear()
-        self._writing.clear()
+        self.world.crash(self.name)
+        if self.term is not None:
+            self.term.is_over = True
+        self.term = None
+        self.store.forget()
+        self._peers.clear()
 
-    # --- the core ---------------------------------------------------------------------------
+    # --- standing -----------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
-        """Have the core handle an event, and carry its actions out."""
-        core = self.core
-        if core is None:
-            return
-        self.checks.master_hears(event)
-        actions = core.handle(event, self.world.now)
-        for action in actions:
-            self._check(action)
-        for action in actions:
+    def deposed(self, epoch: Epoch) -> None:
+        """The store has said that this term is over."""
+        self._feed(Deposed(epoch))
+
+    def _feed(self, event: LeadershipEvent) -> None:
+        for action in self._leadership.handle(event, self.world.now):
             self._carry_out(action)
         self._set_alarm()
 
-    def _check(self, action: Action) -> None:
-        match action:
-            case Reply(session, request_id, message):
-                asked = self._asked.pop((session, request_id), None)
-                assert asked is not None, f"nobody waits for {message!r}"
-                self.checks.master_replies(self, asked, message)
-            case Command(_, _, message):
-                self.checks.master_commands(self, message)
-
     def _set_alarm(self) -> None:
-        assert self.core is not None
-        at_s = self.core.wakeup_s
+        at_s = self._leadership.wakeup_s
         if at_s < self._alarm_at_s:
             self._alarm_at_s = at_s
             delay_s = max(0.0, at_s - self.world.now)
-            self.world.after_on(NAME, delay_s, partial(self._ring, at_s))
+            self.world.after_on(self.name, delay_s, partial(self._ring, at_s))
 
     def _ring(self, at_s: float) -> None:
         if at_s == self._alarm_at_s:
             self._alarm_at_s = math.inf
-            self.feed(Tick())
+            self._feed(StandingTick())
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: LeadershipAction) -> None:
         match action:
-            case Reply(session, request_id, message):
-                endpoint = self._sessions.get(session)
-                if endpoint is not None:
-                    endpoint.answer(request_id, message)
-            case Command(command, session, message):
-                self._command(command, session, message)
-            case Persist():
-                self._writing.append(action)
-                if len(self._writing) == 1:
-                    self._write_next()
-            case CloseSession(session):
-                endpoint = self._sessions.get(session)
-                if endpoint is not None:
-                    endpoint.close()
-                    self.world.after_on(NAME, 0.0, lambda: self._ended(endpoint))
+            case Campaign(timeout_s):
+                candidate = Candidate(self.name, (address_of(self.name),))
+                self.store.campaign(candidate, timeout_s, partial(self._answered, self.world.now))
+            case Renew(epoch, timeout_s):
+                ended = partial(self._renewed, epoch, self.world.now)
+                self.store.renew(timeout_s, ended)
+            case Load(epoch):
+                self._load(epoch)
+            case BeginTerm(epoch, until_s):
+                self._begin(epoch, until_s)
+            case Prolong(until_s):
+                assert self.term is not None
+                self.term.prolong(until_s)
+            case EndTerm(epoch):
+                self._end(epoch)
+            case Resign():
+                self.store.resign()
+            case GiveUp():
+                raise AssertionError("nobody else writes to this disk")
 
-    # --- sessions ---------------------------------------------------------------------------
+    def _answered(self, sent_s: float, answer: Term | Leader | KVStoreError) -> None:
+        known = None if isinstance(answer, KVStoreError) else answer
+        self._feed(CampaignEnded(sent_s, known))
+
+    def _renewed(self, epoch: Epoch, sent_s: float, error: KVStoreError | None) -> None:
+        renewal = Renewal.HELD
+        if error is not None:
+            renewal = Renewal.OVER if isinstance(error, StaleEpoch) else Renewal.UNKNOWN
+        self._feed(RenewEnded(epoch, sent_s, renewal))
+
+    def _load(self, epoch: Epoch) -> None:
+        if self._leadership.epoch == epoch:
+            self.store.load(partial(self._loaded, epoch))
+
+    def _loaded(self, epoch: Epoch, entries: list[Entry] | KVStoreError) -> None:
+        if isinstance(entries, KVStoreError):
+            self.world.after_on(self.name, LOAD_RETRY_S, partial(self._load, epoch))
+        else:
+            self._restored = entries
+            self._feed(Loaded(epoch))
+
+    def _begin(self, epoch: Epoch, until_s: float) -> None:
+        self.world.note(f"{self.name} leads in epoch {epoch}")
+        restored, self._restored = self._restored, []
+        self.term = SimTerm(self, epoch, restored, until_s)
+        self.checks.begins_term(self)
+        self.term.begin(self._peers)
+
+    def _end(self, epoch: Epoch) -> None:
+        self.world.note(f"{self.name} ends epoch {epoch}")
+        term, self.term = self.term, None
+        if term is not None:
+            term.end()
+            self._peers.clear()
+
+    # --- connections --------------------------------------------------------------------------
 
     def accept(self, channel: Channel, greeting: object) -> bool:
         """A peer has passed the handshake."""
         assert isinstance(greeting, Greeting), greeting
-        if self.core is None:
-            return False
-        endpoint = Endpoint(self.world, NAME, self._serve, self._ended)
-        channel.attach(NAME, endpoint.receive, endpoint.ended)
+        endpoint = Endpoint(self.world, self.name, self._serve, self._closed)
+        channel.attach(self.name, endpoint.receive, endpoint.ended)
         endpoint.use(channel)
-        self._last_session += 1
-        session = SessionId(self._last_session)
-        self._sessions[session] = endpoint
-        self._ids[endpoint] = session
-        self.feed(SessionOpened(session, greeting.role, TENANT, greeting.name, greeting.token))
+        channel.welcome = self.epoch
+        self._peers[endpoint] = greeting
+        if self.term is not None:
+            self.term.opened(endpoint, greeting)
         return True
 
-    def _ended(self, endpoint: Endpoint) -> None:
-        session = self._ids.pop(endpoint, None)
-        if session is not None:
-            del self._sessions[session]
-            self.feed(SessionClosed(session))
+    def _closed(self, endpoint: Endpoint) -> None:
+        self._peers.pop(endpoint, None)
+        if self.term is not None:
+            self.term.closed(endpoint)
 
     def _serve(self, endpoint: Endpoint, number: int, message: object) -> None:
-        session = self._ids.get(endpoint)
-        if session is None:
-            return
         assert isinstance(message, Message), message
-        self._asked[session, number] = message
-        self.feed(Request(session, number, message))
-
-    def _command(self, command: CommandId, session: SessionId, message: Message) -> None:
-        def done(reply: object | None) -> None:
-            assert reply is None or isinstance(reply, Message), reply
-            self.feed(CommandAnswered(command, reply))
-
-        endpoint = self._sessions.get(session)
-        if endpoint is None:
-            self.world.after_on(NAME, 0.0, lambda: done(None))
+        if self.term is not None:
+            self.term.serve(endpoint, number, message)
         else:
-            endpoint.call(message, limits.CALL_TIMEOUT_S, done)
-
-    # --- durable writes ---------------------------------------------------------------------
-
-    def _write_next(self) -> None:
-        delay_s = self.world.random.uniform(0.0005, self.persist_delay_max_s)
-        self.world.after_on(NAME, delay_s, self._written)
-
-    def _written(self) -> None:
-        action = self._writing.popleft()
-        for key in action.deletes:
-            self.durable.pop(key, None)
-        self.durable.update(action.puts)
-        if self._writing:
-            self._write_next()
-        self.feed(Persisted(action.ticket))
+            leader = self._leadership.leader
+            where = () if leader is None else leader.where
+            endpoint.answer(number, failure_of(NotLeader(where)))

@@ -78,13 +78,13 @@ class SimWorker:
         self._staging_memory = staging
         if staging is not None:
             self.mapped[staging.segment] = staging
-        self.master: SimMaster | None = None
+        self.masters: dict[str, SimMaster] = {}
         self.clients: Callable[[str], SimClient] = _no_client
         self.core: WorkerState | None = None
         self.pulls: dict[int, PullRun] = {}
         self.staging: SimStaging | None = None
         self.copy_delay_max_s = 0.002
-        self.links = WorkerLinks(self)
+        self.links: WorkerLinks
         self.peers: dict[Endpoint, str] = {}
         """The client at the other end of each data connection."""
         self._sessions: dict[Endpoint, int] = {}

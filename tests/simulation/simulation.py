@@ -16,7 +16,9 @@ from tests.simulation.options import STAGING, Options, options_of
 from tests.simulation.pages import HALVES, WHOLE, Universe
 from tests.simulation.scans import at_rest, scan
 from tests.simulation.sim_client import SimClient
-from tests.simulation.sim_master import NAME, SimMaster
+from tests.simulation.sim_etcd import ETCD, SimEtcd
+from tests.simulation.sim_master import SimMaster
+from tests.simulation.sim_metadata import EtcdClient, SimDisk
 from tests.simulation.sim_worker import SimWorker
 from tests.simulation.tasks import spawn
 from tests.simulation.workload import Caller
@@ -25,6 +27,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from collections import Counter
 
+    from tests.simulation.sim_metadata import SimStore
     from tests.simulation.store import SegmentStore
     from tests.simulation.tasks import Steps
 
@@ -46,10 +49,10 @@ class Simulation:
         self.options = options_of(seed) if options is None else options
         self.world = World(seed)
         self.checks = Checks(self.world, self.options)
-        self.world.add_node(NAME, "host-master")
-        self.master = SimMaster(self.world, self.options.tunables, self.checks)
-        self.master.persist_delay_max_s = self.options.persist_delay_max_s
-        self.checks.master = self.master
+        self.etcd = self._new_etcd() if self.options.etcd else None
+        self.masters: dict[str, SimMaster] = {}
+        for number in range(self.options.masters):
+            self._add_master(f"master{number}", f"host-master{number}")
         self.workers: dict[str, SimWorker] = {}
         for number in range(self.options.workers):
             self._add_worker(f"worker{number}", f"host{number % self.options.hosts}")
@@ -62,6 +65,21 @@ class Simulation:
             self._add_client(f"client{number}", f"host{number % self.options.hosts}")
         self.faults = Faults(self)
         self._steps_to_scan = STEPS_PER_SCAN
+
+    def _new_etcd(self) -> SimEtcd:
+        self.world.add_node(ETCD, "host-etcd")
+        etcd = SimEtcd(self.world)
+        etcd.watch = self.checks.is_written
+        self.checks.etcd = etcd
+        return etcd
+
+    def _add_master(self, name: str, host: str) -> None:
+        self.world.add_node(name, host)
+        store: SimStore = SimDisk(self.world, name, self.options.persist_delay_max_s)
+        if self.etcd is not None:
+            store = EtcdClient(self.world, name, self.etcd)
+        master = SimMaster(self.world, name, store, self.options.tunables, self.checks)
+        self.masters[name] = self.checks.masters[name] = master
 
     def _add_worker(self, name: str, host: str) -> None:
         self.world.add_node(name, host)
@@ -80,7 +98,7 @@ class Simulation:
             self.checks.memories[staging.segment] = staging
         worker = SimWorker(self.world, name, stores, self.checks, staging)
         worker.copy_delay_max_s = self.options.slow_pull_s
-        worker.master = self.master
+        worker.masters = self.masters
         worker.clients = self.clients_by_name
         self.workers[name] = worker
         self.checks.workers[name] = worker
@@ -88,7 +106,7 @@ class Simulation:
 
     def _add_client(self, name: str, host: str) -> None:
         self.world.add_node(name, host)
-        client = SimClient(self.world, name, self.master, self.workers, self.checks)
+        client = SimClient(self.world, name, self.masters, self.workers, self.checks)
         self.clients[name] = client
         self.callers[name] = []
 
@@ -110,7 +128,8 @@ class Simulation:
 
     def start(self) -> None:
         """Start every process."""
-        self.master.start()
+        for master in self.masters.values():
+            master.start()
         for worker in self.workers.values():
             worker.start()
         self.world.after_step.append(self._after_step)
@@ -136,8 +155,10 @@ class Simulation:
 
     def crash(self, name: str) -> None:
         """kill -9 of any process."""
-        if name == NAME:
-            self.master.crash()
+        if name == ETCD:
+            self.world.crash(ETCD)
+        elif name in self.masters:
+            self.masters[name].crash()
         elif name in self.workers:
             self.workers[name].crash()
         else:
@@ -155,8 +176,11 @@ class Simulation:
         if self.world.is_up(name):
             return
         self.world.start(name)
-        if name == NAME:
-            self.master.start()
+        if name == ETCD:
+            assert self.etcd is not None
+            self.etcd.start()
+        elif name in self.masters:
+            self.masters[name].start()
         elif name in self.workers:
             self.workers[name].start()
         else:

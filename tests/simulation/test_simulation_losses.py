@@ -38,7 +38,7 @@ def records_of(scene: Scene, worker: int = 0) -> list[Record]:
     return scene.worker(worker).memories[f"worker{worker}-dram"].all_records()
 
 
-def cut_off(scene: Scene, one: str, other: str = "master") -> None:
+def cut_off(scene: Scene, one: str, other: str = "master0") -> None:
     """Nothing passes between two nodes."""
     scene.world.cut |= {(one, other), (other, one)}
 

@@ -112,8 +112,8 @@ def test_a_renewal_after_a_takeover_is_a_fresh_lease(scene: Scene) -> None:
     chain = scene.chain(4)
     scene.stored(chain)
     found = scene.match(chain)
-    scene.simulation.crash("master")
-    scene.simulation.restart("master")
+    scene.simulation.crash("master0")
+    scene.simulation.restart("master0")
     scene.run(6.0)
     assert scene.finish(scene.read(found)[0]) == [Hit()] * 4
     assert scene.core.tree(found.opened.ordinal).get(chain.key(0)) is not None

@@ -207,7 +207,7 @@ def test_a_copy_that_was_sealed_for_an_earlier_master_is_adopted_once(tiers: Sce
     tiers.settle()
     tiers.rest()
     assert {record.generation for record in sealed(tiers, "nvme").values()} == generations
-    places = master_view.readable_copies(tiers.simulation.master, WHOLE.id, chain.key(0))
+    places = master_view.readable_copies(tiers.leader, WHOLE.id, chain.key(0))
     assert sorted(place.segment for place in places) == ["worker0-dram", "worker0-nvme"]
 
 

@@ -1,4 +1,4 @@
-"""A simulated worker's two connections to the master: the control link, and the report line.
+"""A simulated worker's two connections to the leader: the control link, and the report line.
 
 The order of registration, inventory and commands is the control link's to keep in any weather.
 
@@ -11,22 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvstore.errors import DeadlineExceeded, StaleEpoch, Unavailable
+from kvstore.rpc.failure import error_of
+from kvstore.rpc.search import Search
 from kvstore.wire.messages.base import Message
-from kvstore.wire.messages.membership import Heartbeat
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.membership import Heartbeat, WorkerAccepted
 from kvstore.wire.messages.puts import Sealed
-from tests.simulation.channel import Dial, dial
+from tests.simulation.channel import HANDSHAKE_TIMEOUT_S, Dial, dial
 from tests.simulation.rpc import Endpoint
+from tests.simulation.sim_link import address_of, name_of
 from workers import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvstore.errors import KVStoreError
     from tests.simulation.channel import Channel
     from tests.simulation.sim_worker import SimWorker
 
 CALL_TIMEOUT_S: Final = 5.0
 BEAT_TIMEOUT_S: Final = 2.0
-REDIAL_MAX_S: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,36 @@ class WorkerLinks:
         self._reports: Endpoint | None = None
         self._waiting: list[tuple[int, Message]] = []
         """Reports that wait for the report line."""
+        addresses = [address_of(name) for name in worker.masters]
+        self._search = Search(addresses, worker.world.random)
+        self._address = ""
+        """Of the master that the control link goes to, or went to last."""
+        self._refusal: KVStoreError | None = None
+        """The last that it refused, which may name the leader."""
 
     # --- the control link ---------------------------------------------------------------------
 
     def dial(self) -> None:
-        """Look for the master until it answers."""
+        """Look for the leader until somebody greets who may be it."""
         link = self._endpoint(self._control_ended)
+        address = self._address = self._search.next()
 
         def connected(channel: Channel | None) -> None:
             if channel is None:
-                self._dial_later()
+                self._dial_later(DeadlineExceeded("it does not greet"))
                 return
             link.use(channel)
+            assert self._worker.core is not None
+            if channel.welcome < self._worker.core.epoch:
+                link.close()
+                self._dial_later(StaleEpoch(f"epoch {channel.welcome}"))
+                return
+            self._search.greeted(address)
             self._control = link
             self._worker.feed(events.LinkOpened())
 
-        self._dial(link, connected, is_stream=True)
+        timeout_s = self._search.patience_s(address, HANDSHAKE_TIMEOUT_S)
+        self._dial(link, connected, timeout_s, is_stream=True)
 
     def _endpoint(self, ended: Callable[[Endpoint], None]) -> Endpoint:
         worker = self._worker
@@ -73,31 +92,32 @@ class WorkerLinks:
         self,
         link: Endpoint,
         connected: Callable[[Channel | None], None],
+        timeout_s: float = HANDSHAKE_TIMEOUT_S,
         *,
         is_stream: bool = False,
     ) -> None:
         worker = self._worker
-        assert worker.master is not None
+        master = worker.masters[name_of(self._address)]
         life = worker.world.nodes[worker.name].life
         token = f"{worker.name}/{life}".encode().ljust(16, b".")
         greeting = Greeting("worker", worker.name, token)
         call = Dial(
-            worker.name, "master", greeting, link.receive, link.ended, connected,
-            is_stream=is_stream,
+            worker.name, master.name, greeting, link.receive, link.ended, connected,
+            timeout_s=timeout_s, is_stream=is_stream,
         )  # fmt: skip
-        dial(worker.world, call, worker.master.accept)
+        dial(worker.world, call, master.accept)
 
-    def _dial_later(self) -> None:
-        world = self._worker.world
-        delay_s = world.random.uniform(0.01, REDIAL_MAX_S)
-        world.after_on(self._worker.name, delay_s, self.dial)
+    def _dial_later(self, why: KVStoreError) -> None:
+        self._search.failed(self._address, why)
+        delay_s = self._search.next_s(0.0)
+        self._worker.world.after_on(self._worker.name, delay_s, self.dial)
 
     def _control_ended(self, link: Endpoint) -> None:
         if self._control is link:
             self._control = None
             self._drop_reports()
             self._worker.feed(events.LinkClosed())
-            self._dial_later()
+            self._dial_later(Unavailable("the connection broke"))
 
     def close(self) -> None:
         """End the control link, as the core asked; the core hears of it in a step of its own."""
@@ -107,7 +127,8 @@ class WorkerLinks:
             self._drop_reports()
             world, name = self._worker.world, self._worker.name
             world.after_on(name, 0.0, lambda: self._worker.feed(events.LinkClosed()))
-            self._dial_later()
+            self._dial_later(self._refusal or Unavailable("it is not the one"))
+            self._refusal = None
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -123,6 +144,10 @@ class WorkerLinks:
 
     def _answered(self, number: int, reply: object | None) -> None:
         assert reply is None or isinstance(reply, Message), reply
+        if isinstance(reply, Failure):
+            self._refusal = error_of(reply)
+        elif isinstance(reply, WorkerAccepted):
+            self._search.succeeded()
         self._worker.feed(events.MasterAnswered(number, reply))
 
     def _fail_soon(self, number: int) -> None:
