@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from master.directory import Tree
     from master.events import Action
     from master.inventory import Comparison
+    from master.leaving import Leave
     from master.membership import Worker
     from master.namespaces import KnownNamespace
     from master.plans import Incomplete, OwnerKey, Plan, Put
@@ -78,6 +79,8 @@ class Core:
         self.owners: dict[OwnerKey, Owner] = {}
         self.workers: dict[str, Worker] = {}
         self.segments: dict[str, Segment] = {}
+        self.leaving: dict[str, Leave] = {}
+        """Workers that wait until no reader needs them, by name."""
         self.wakeup = Wakeup()
         """When the next Tick is wanted: every deadline tells it, and what wants to go on."""
         self.version = 0

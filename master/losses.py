@@ -55,7 +55,7 @@ def lose_segment(core: Core, segment: Segment) -> None:
     core.version += 1
     detach_segment(core, segment)
     fail_plans(core, segment)
-    core.jobs.append(clean(core, segment))
+    core.jobs.append(clean(core, segment, segment.registration))
 
 
 def fail_plans(core: Core, segment: Segment) -> None:
@@ -64,9 +64,11 @@ def fail_plans(core: Core, segment: Segment) -> None:
         fail_plan(core, plan)
 
 
-def clean(core: Core, segment: Segment) -> Iterator[None]:
-    """A job: take the lost segment's copies out of the tree, until it is registered again."""
-    registration = segment.registration
+def clean(core: Core, segment: Segment, registration: int) -> Iterator[None]:
+    """A job: take the lost segment's copies out of the tree, until it is registered again.
+
+    `registration` is that of its loss: it may be back before the first step.
+    """
     for chunk in list(segment.allocator.chunk_list):
         slot = 0
         while registration == segment.registration:

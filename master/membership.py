@@ -56,6 +56,8 @@ class Worker(msgspec.Struct, eq=False):
     heard_s: float
     segments: dict[str, Segment] = {}
     lost: bool = False
+    left: bool = False
+    """Lost on its own wish."""
     lane: Lane = msgspec.field(default_factory=Lane)
 
     @property
@@ -65,6 +67,11 @@ class Worker(msgspec.Struct, eq=False):
             return SegmentState.LOST
         states = {segment.state for segment in self.segments.values()}
         return SegmentState.JOINING if SegmentState.JOINING in states else SegmentState.LIVE
+
+
+def standing(worker: Worker) -> str:
+    """What to call the state of a worker."""
+    return "left" if worker.left else worker.state.value
 
 
 def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None:
@@ -82,7 +89,9 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
         core.actions.append(CloseSession(worker.session))
     detach(core, worker)
     worker.host, worker.addresses = message.host, message.addresses
-    worker.session, worker.heard_s, worker.lost = session.id, core.now, False
+    worker.session, worker.heard_s = session.id, core.now
+    worker.lost = worker.left = False
+    core.leaving.pop(worker.id, None)
     offered = {offer.segment: offer for offer in message.segments}
     for name in [name for name in worker.segments if name not in offered]:
         if worker.segments[name].state is not SegmentState.LOST:

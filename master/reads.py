@@ -97,6 +97,8 @@ def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
         still = _still_there(stretch, asked)
         if 1 in still:
             _lease(core, stretch.run, until_s)
+            for copy in stretch.run.copies:
+                copy.segment.leased_until_s = max(copy.segment.leased_until_s, until_s)
             renewed[first : first + count] = still
     core.reply(caller, LeaseRenewed(core.tunables.lease_ttl_s, bytes(renewed)))
 
@@ -165,6 +167,8 @@ def _answer_located(
         _lease(core, stretch.run, until_s, hints)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(stretch, message.parts, indexes)
+    for segment in indexes:
+        segment.leased_until_s = max(segment.leased_until_s, until_s)
     refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))
 

@@ -54,6 +54,7 @@ class Segment:
         "host",
         "id",
         "incarnation",
+        "leased_until_s",
         "medium",
         "orders_in_flight",
         "rank",
@@ -93,6 +94,8 @@ class Segment:
         """Bytes by offset of quarantined extents that wait only for a reader's lock."""
         self.free_not_before_s = 0.0
         """No extent that an inventory lists is freed before: old leases may run (I9)."""
+        self.leased_until_s = 0.0
+        """When the last lease granted on anything here has ended: for who leaves (I9)."""
         self.demoted_bytes = 0
         """Bytes of parts that were copied to a drive ahead of their eviction from here, less what
         has left since."""

@@ -14,6 +14,7 @@ from kvstore.wire.messages.membership import (
     Heartbeat,
     InventoryEnd,
     InventoryRows,
+    LeaveWorker,
     OfferInventory,
     RegisterWorker,
     ReportSegment,
@@ -36,6 +37,7 @@ from master import (
     confirmations,
     incomplete,
     inventory,
+    leaving,
     lenders,
     membership,
     moves,
@@ -111,6 +113,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
+    on(LeaveWorker, leaving.leave_worker)
     on(OfferInventory, inventory.offer_inventory)
     on(InventoryRows, inventory.inventory_rows)
     on(InventoryEnd, inventory.inventory_end)
@@ -223,6 +226,7 @@ class MasterState:
         if session is None:
             return
         membership.session_closed(core, session)
+        leaving.session_closed(core, session)
         stopping.release_session(core, session)
         owner = session.owner
         del owner.sessions[session.id]
@@ -233,6 +237,7 @@ class MasterState:
     def _tick(self) -> None:
         core = self.core
         membership.lose_silent_workers(core)
+        leaving.answer_leaving(core)
         stopping.fail_overdue_puts(core)
         puts.answer_overdue_waits(core)
         removal.answer_overdue_removals(core)
@@ -260,6 +265,7 @@ class MasterState:
             core.moves.look_at_s,
             core.shrinking.look_at_s,
             membership.next_loss_s(core),
+            leaving.next_leave_s(core),
         )
 
     def _follow_up(self) -> None:

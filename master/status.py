@@ -13,6 +13,7 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
+from master.membership import standing
 from master.segments import SegmentState
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _tiers(core: Core) -> Iterator[TierStatus]:
 def _worker(core: Core, worker: Worker) -> WorkerStatus:
     addresses = tuple(f"{address.transport}:{address.where}" for address in worker.addresses)
     heard_ago_s = core.now - worker.heard_s
-    return WorkerStatus(worker.id, worker.host, worker.state.value, heard_ago_s, addresses)
+    return WorkerStatus(worker.id, worker.host, standing(worker), heard_ago_s, addresses)
 
 
 def _segment(segment: Segment) -> SegmentStatus:

@@ -49,6 +49,10 @@ class LinkOpened(msgspec.Struct, frozen=True):
     """The control connection to a master stands."""
 
 
+class LeaveWanted(msgspec.Struct, frozen=True):
+    """The operator wants this worker to end, once no reader needs it."""
+
+
 class LinkClosed(msgspec.Struct, frozen=True):
     """The control connection is gone; calls in flight are answered None besides."""
 
@@ -116,6 +120,7 @@ class Tick(msgspec.Struct, frozen=True):
 Event = (
     LinkOpened
     | LinkClosed
+    | LeaveWanted
     | MasterAnswered
     | CommandReceived
     | IngestRequested
@@ -160,6 +165,10 @@ class CloseLink(msgspec.Struct, frozen=True):
     """End the control connection: a leader of a lower epoch, or one that refused us."""
 
     reason: str
+
+
+class EndProcess(msgspec.Struct, frozen=True):
+    """No reader needs this worker any more: it may end."""
 
 
 class AnswerCommand(msgspec.Struct, frozen=True):
@@ -242,6 +251,7 @@ Action = (
     CallMaster
     | SendRows
     | CloseLink
+    | EndProcess
     | AnswerCommand
     | StartPull
     | CancelPull

@@ -1,4 +1,5 @@
-"""This worker's standing with the leader: registration, inventory, heartbeat, epoch, self-fence.
+"""This worker's standing with the leader: registration, inventory, heartbeat, epoch, self-fence,
+and how it takes its leave.
 
 A part of the worker's state machine, called by `workers.state` alone. Contact is counted from when
 a call that was answered had been *sent*, so a worker that was paused cannot take an old reply for
@@ -20,13 +21,14 @@ from kvstore.wire.messages.membership import (
     HeartbeatNoted,
     InventoryEnd,
     InventoryWanted,
+    LeaveWorker,
     OfferInventory,
     RegisterWorker,
     ReportSegment,
     SegmentOffer,
     WorkerAccepted,
 )
-from workers.events import Action, CallMaster, CloseLink, Listed, SendRows
+from workers.events import Action, CallMaster, CloseLink, EndProcess, Listed, SendRows
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -67,6 +69,7 @@ class Asked(Enum):
     END = "end"
     MEDIUM = "medium"
     BEAT = "beat"
+    LEAVE = "leave"
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -97,10 +100,19 @@ class Membership:
         self._lost_after_s = limits.WORKER_LOST_AFTER_S
         self._interval_s = limits.HEARTBEAT_INTERVAL_S
         self._next_beat_s = float("inf")
+        self._ends_s = float("inf")
+        """When this worker ends, whoever still reads; infinity unless it leaves."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no pages any more, and waits for its readers only."""
+        return self._ends_s != float("inf")
 
     def is_fenced(self, now: float) -> bool:
-        """Whether no leader was heard for T/2: nothing may be overwritten, reads go on."""
-        return now - self._contact_s >= self._lost_after_s / 2
+        """Whether nothing may be overwritten while reads go on: no leader was heard for T/2, or
+        the worker leaves.
+        """
+        return self.is_leaving or now - self._contact_s >= self._lost_after_s / 2
 
     def gate(self, message: Ingest, now: float) -> Outcome | None:
         """Why nothing may be pulled for this message; None when it may."""
@@ -115,7 +127,7 @@ class Membership:
 
     def next_wakeup(self) -> float:
         """When the next heartbeat is due; infinity while there is no leader to tell."""
-        return self._next_beat_s
+        return min(self._next_beat_s, self._ends_s)
 
     def opened(self, now: float) -> list[Action]:
         """A connection stands: register."""
@@ -132,6 +144,21 @@ class Membership:
     def closed(self) -> None:
         """The connection is gone; contact runs out by itself."""
         self._reset(Link.DOWN)
+
+    def leave(self, now: float) -> list[Action]:
+        """Begin to leave: tell the leader, who answers once no lease covers what lies here."""
+        if self.is_leaving:
+            return []
+        self._ends_s = now + limits.LEAVE_TIMEOUT_S
+        if self.link is Link.DOWN:
+            # Who lost this worker grants no leases on it any more; nobody ever had it if -inf.
+            granted_s = self._contact_s + self._lost_after_s
+            longest_s = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+            self._ends_s = min(self._ends_s, granted_s + longest_s)
+        return [] if self.link in {Link.DOWN, Link.REGISTERING} else self._take_leave(now)
+
+    def _take_leave(self, now: float) -> list[Action]:
+        return [self._call(Asked.LEAVE, LeaveWorker(self._profile.worker), now)]
 
     def _reset(self, link: Link) -> None:
         self.link = link
@@ -161,6 +188,10 @@ class Membership:
                 return self._ended(call.segment, now)
             case Asked.MEDIUM, Done() | Failure():
                 return []  # a leader that has given the segment up need not be told
+            case Asked.LEAVE, Done():
+                return [EndProcess()]
+            case Asked.LEAVE, None if self.link is not Link.DOWN:
+                return self._take_leave(now)  # it takes longer than a call may: ask again
             case Asked.BEAT, None:
                 silent = "no heartbeat was answered for half the time to be lost"
                 return [CloseLink(silent)] if self.is_fenced(now) else []
@@ -176,6 +207,9 @@ class Membership:
         self._interval_s = reply.heartbeat_interval_s
         self._contact_s = max(self._contact_s, call.sent_at_s)
         self._next_beat_s = call.sent_at_s + self._interval_s
+        if self.is_leaving:
+            self.link = Link.SERVING
+            return self._take_leave(now)
         # Nobody can tell what lies on a medium that has failed: it has no inventory.
         failed = [name for name, (state, _) in self.media.items() if state == FAILED]
         self.offering = {name: [] for name in self._holdings.segments if name not in failed}
@@ -185,7 +219,9 @@ class Membership:
 
     def offer(self, now: float) -> list[Action]:
         """Offer the inventories, once nobody is at work any more on the segments."""
-        if self.link is not Link.OFFERING or not self.unanswered or self._holdings.works:
+        if self.is_leaving or self.link is not Link.OFFERING:
+            return []
+        if not self.unanswered or self._holdings.works:
             return []
         if any(call.asked is Asked.OFFER for call in self.calls.values()):
             return []
@@ -247,6 +283,8 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """A heartbeat when one is due. Independent of data work (I27)."""
+        if now >= self._ends_s:
+            return [EndProcess()]
         if now < self._next_beat_s:
             return []
         self._next_beat_s = now + self._interval_s
@@ -256,7 +294,7 @@ class Membership:
     def _noted(self, reply: HeartbeatNoted, call: Call, now: float) -> list[Action]:
         if reply.epoch < self.epoch:  # I10
             return [CloseLink(f"a leader of epoch {reply.epoch}, but {self.epoch} was seen")]
-        if not reply.known or reply.epoch > self.epoch:
+        if reply.epoch > self.epoch or not (reply.known or self.is_leaving):
             return self.opened(now)
         self._contact_s = max(self._contact_s, call.sent_at_s)
         return []

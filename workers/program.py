@@ -22,6 +22,7 @@ from kvstore.transfer.mooncake_process import EngineSettings
 from kvstore.wire.messages.common import Address
 from workers.admin import admin_pages
 from workers.control_link import ControlLink
+from workers.events import LeaveWanted
 from workers.lent_segments import open_segments, open_staging
 from workers.listeners import Listeners
 from workers.looks import look
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from workers.tiers.tier import MemorySegment
 
 ROLE: Final = "worker"
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 SERVED_ROLES: Final = frozenset({Role.ENGINE, Role.WORKER, Role.OPERATOR})
 SHM_COST: Final = 0
 TCP_COST: Final = 10
@@ -79,7 +79,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         undo.callback(service.close)
         greeter = ListenerIdentity(cluster.name, secret, SERVED_ROLES)
         listeners = Listeners(service, greeter, sockets)
-        _stop_on(stopping)
+        _end_on_signals(service, stopping)
         control = _control(service, config, identity, stopping)
         control.start()
         undo.callback(control.stop)
@@ -140,15 +140,25 @@ def _addresses(config: WorkerConfig, unix: str, tcp: str) -> tuple[Address, ...]
     )
 
 
-def _stop_on(stopping: asyncio.Future[None]) -> None:
+def _end_on_signals(service: Service, stopping: asyncio.Future[None]) -> None:
+    """SIGTERM takes leave of the leader and of readers first; SIGINT, or a second one, does not."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         if not stopping.done():
             stopping.set_result(None)
 
-    for each in STOP_SIGNALS:
-        loop.add_signal_handler(each, stop)
+    def leave() -> None:
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        LOG.info("leaving, once no reader needs this worker; a second signal ends it at once")
+        service.dispatch(LeaveWanted())
+
+    def left() -> None:
+        loop.call_soon_threadsafe(stop)
+
+    service.on_left = left
+    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGTERM, leave)
 
 
 def _control(

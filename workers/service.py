@@ -35,7 +35,7 @@ from workers.tiers.nvme import NvmeSegment
 from workers.verification import verify, verify_on_device, verify_on_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kvstore.clock import Clock
     from kvstore.transfer.device import Block, Handle
@@ -79,6 +79,8 @@ class Service:
         self.mover = Mover(self, mover_threads)
         self.counts = Counts()
         self.control: ControlLink | None = None
+        self.on_left: Callable[[], None] = _stay
+        """Ends the process; for any thread. Nobody takes leave before it is set."""
         self.staging: Final = staging
         self._engine = engine
         self._mutex = threading.Lock()
@@ -217,6 +219,8 @@ class Service:
                 self._send_rows(action)
             case events.CloseLink(reason):
                 self._control().drop(reason)
+            case events.EndProcess():
+                self.on_left()
             case events.AnswerCommand(command, message):
                 self._control().answer(command, message)
             case events.CancelPull(pull):
@@ -329,6 +333,10 @@ class Service:
         if self.staging is not None:
             self.staging.doubt(action.extents)
         self.dispatch(events.WorkEnded(action.work, outcomes))
+
+
+def _stay() -> None:
+    """A service without a process of its own has nothing to end."""
 
 
 def _verified(segment: Segment, offset: int, size_class: int) -> Outcome:

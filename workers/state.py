@@ -89,6 +89,8 @@ class WorkerState:
             case events.LinkOpened():
                 self.commands.forget()
                 return self.membership.opened(now)
+            case events.LeaveWanted():
+                return self._leave()
             case events.LinkClosed():
                 self.commands.forget()
                 self.membership.closed()
@@ -137,6 +139,12 @@ class WorkerState:
             return self.commands.release(event.command, message, self.membership.epoch)
         error = BadValue("command", type(message).__name__, "a command to a worker")
         return [AnswerCommand(event.command, Failure(error.code, str(error)))]
+
+    def _leave(self) -> list[Action]:
+        """Take nothing any more, whoever asks, and tell the leader."""
+        actions = self.membership.leave(self._now)
+        actions += self.pulls.cancel(self.holdings.pulls())
+        return actions + self.pulls.resume()  # the gate now answers them
 
     def _tick(self) -> list[Action]:
         actions = self.membership.tick(self._now)

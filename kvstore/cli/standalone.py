@@ -161,8 +161,12 @@ class Part:
             raise PartDied(self.name, returncode, "\n".join(lines[-LOG_LINES_SHOWN:]))
 
     def stop(self) -> None:
-        """Ask it to end, wait, and kill it when it does not."""
-        self._process.terminate()
+        """Ask it to end, wait, and kill it when it does not.
+
+        SIGINT, because a worker answers SIGTERM by waiting for its readers, and with the pool
+        their leases end too.
+        """
+        self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

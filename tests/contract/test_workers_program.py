@@ -16,8 +16,11 @@ import pytest
 
 from kvstore.announcement import Announcement, read_announcement
 from kvstore.exit_codes import ExitCode
-from kvstore.wire.messages.membership import RegisterWorker, SegmentOffer
-from tests.contract.worker_rig import Leader
+from kvstore.rpc.dialling import dial
+from kvstore.rpc.identity import Identity, Role
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.membership import LeaveWorker, RegisterWorker, SegmentOffer
+from tests.contract.worker_rig import Leader, soon
 from tests.unit.worker_segments import memory_folder
 
 if TYPE_CHECKING:
@@ -111,6 +114,31 @@ def test_a_worker_serves_and_ends_cleanly(
     assert read_announcement(folder, "worker") is None
     assert not (folder / "worker.sock").exists()
     assert (folder / "kvharbor-testing-w-dram0").exists()  # its pages hit after a restart
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_waits_for_its_readers_and_a_second_signal_ends_it(
+    folder: Path, leader: Leader, second: signal.Signals
+) -> None:
+    leader.lets_go = False
+    with started(folder, leader) as process:
+        found = announced(folder, process)
+        process.terminate()
+        assert leader.expect(LeaveWorker) == LeaveWorker("w")
+        link, _ = dial(f"unix:{found.unix}", Identity(Role.ENGINE, cluster="testing"), soon())
+        link.close()  # readers are still let in
+        assert process.poll() is None
+        process.send_signal(second)
+        assert process.wait(TIMEOUT_S) == ExitCode.OK
+
+
+def test_a_worker_that_is_let_go_ends(folder: Path, leader: Leader) -> None:
+    leader.lets_go = False
+    with started(folder, leader) as process:
+        process.terminate()
+        leader.expect(LeaveWorker)
+        leader.answer(Done())
+        assert process.wait(TIMEOUT_S) == ExitCode.OK
 
 
 def test_a_disk_is_lent_below_the_memory_and_found_again(

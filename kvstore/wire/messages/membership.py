@@ -1,8 +1,8 @@
 """Worker and master: registration, inventory, heartbeat, and the master's commands.
 
 The worker dials. Requests go both ways on that connection: Register, OfferInventory,
-InventoryRows, Heartbeat and Sealed from the worker; Fence-, Free- and RetireExtents from the
-master.
+InventoryRows, Heartbeat, LeaveWorker and Sealed from the worker; Fence-, Free- and
+RetireExtents from the master.
 """
 
 from __future__ import annotations
@@ -112,6 +112,16 @@ class ReportSegment(Message, frozen=True, tag=88):
     incarnation: int
     state: str
     reason: str
+
+
+class LeaveWorker(Message, frozen=True, tag=89):
+    """Worker to master: give my segments up, I am about to end -> Done, once no lease covers them.
+
+    Nothing of them is found or planned from now on; the worker serves reads until the answer. A
+    registration takes it back. Safe to repeat: the last one is answered.
+    """
+
+    worker: str
 
 
 class FenceExtents(Message, frozen=True, tag=96):

@@ -179,7 +179,7 @@ class TierStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One worker as the master sees it; `state` is joining, live or lost."""
+    """One worker as the master sees it; `state` is joining, live, lost or left."""
 
     worker: str
     host: str
