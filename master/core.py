@@ -17,7 +17,7 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master import placing
-from master.events import Persist, Reply, SessionId, TicketId
+from master.events import Command, Persist, Reply, SessionId, TicketId
 from master.eviction import EvictionInForce
 from master.in_force import AdmissionInForce, InForce
 from master.lenders import Lenders
@@ -144,9 +144,17 @@ class Core:
         assert now >= self.now, (now, self.now)  # I26: the monotonic clock of the shell
         self.now = now
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether another master may lead: nothing is decided, ordered or stored (I10)."""
+        return self.now >= self.leads_until_s
+
     def take_actions(self) -> list[Action]:
-        """What is to be done about the event."""
+        """What is to be done about the event; orders and writes wait while it is in doubt (I10)."""
         actions, self.actions = self.actions, []
+        if self.is_in_doubt:
+            self.actions = [each for each in actions if isinstance(each, Command | Persist)]
+            return [each for each in actions if not isinstance(each, Command | Persist)]
         return actions
 
     def reply(self, caller: Caller, message: Message) -> None:

@@ -60,6 +60,21 @@ def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     _answer_located(core, caller, known.tree, found, message, hints)
 
 
+def locate_unleased(core: Core, caller: Caller, message: MatchPrefix | Lookup) -> None:
+    """Answer Located as for `match_prefix` or `lookup`, but take no lease and touch nothing."""
+    tree = asked_namespace(core, caller, message.namespace, message.keys).tree
+    if isinstance(message, MatchPrefix):
+        found = tree.leading(message.keys, core.version)
+    else:
+        stretches = tree.stretches(message.keys)
+        found = [piece for stretch in stretches for piece in _readable(core, tree, stretch)]
+    core.counters["pages_located_in_doubt"] += sum([stretch.count for stretch in found])
+    indexes: dict[Segment, int] = {}
+    runs = [each for piece in found for each in _located_runs(piece, message.parts, indexes)]
+    refs = tuple([segment.ref for segment in indexes])
+    core.reply(caller, Located(core.epoch, 0.0, refs, tuple(runs)))
+
+
 def probe(core: Core, caller: Caller, message: Probe) -> None:
     """Answer Probed; takes no lease and touches nothing."""
     known = asked_namespace(core, caller, message.namespace, message.keys)

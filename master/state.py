@@ -37,6 +37,7 @@ from master import (
     confirmations,
     incomplete,
     inventory,
+    doubt,
     leaving,
     lenders,
     membership,
@@ -177,21 +178,22 @@ class MasterState:
                 self._closed(event)
             case Prolonged(until_s):
                 core.leads_until_s = until_s
-            case Tick():
+            case Tick() if not core.is_in_doubt:
                 self._tick()
-        self._follow_up()
+        if not core.is_in_doubt:
+            self._follow_up()
         return core.take_actions()
 
     @property
     def wakeup_s(self) -> float:
         """When the next Tick is wanted at the latest; one too early does no harm."""
-        return self.core.wakeup.at_s
+        return inf if self.core.is_in_doubt else self.core.wakeup.at_s
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken when the state contradicts itself. Takes a full scan."""
         check_invariants(self.core)
-        if self.wakeup_s > self._next_deadline_s():
-            raise InvariantBroken(f"I18: no Tick is wanted before {self.wakeup_s}")
+        if self.core.wakeup.at_s > self._next_deadline_s():
+            raise InvariantBroken(f"I18: no Tick is wanted before {self.core.wakeup.at_s}")
 
     def _request(self, event: Request) -> None:
         core = self.core
@@ -201,7 +203,7 @@ class MasterState:
         caller = Caller(session, event.request_id)
         if session.role == WORKER:
             membership.heard_from(core, session)
-        handler = HANDLERS.get(type(event.message))
+        handler = doubt.answer if core.is_in_doubt else HANDLERS.get(type(event.message))
         try:
             if handler is None:
                 raise CallerError(f"{type(event.message).__name__} is not for a master")

@@ -1,0 +1,39 @@
+"""What a master answers while the lease that it leads under is in doubt (I10).
+
+From `leads_until_s` on another may lead. Until Prolonged comes, or the end of the term, nothing is
+decided, ordered or stored: lookups are answered as they would have been, without lease and without
+a trace, everything else is refused. What peers report meanwhile is taken in, what follows from it
+waits. A worker's heartbeats show that it lives, but are no contact with a leader for it: it fences
+itself as if there were none (W3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.errors import Unavailable
+from kvstore.wire.messages.reads import GetStatus, Lookup, MatchPrefix, Probe
+from master import reads, status
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+    from master.core import Core
+    from master.sessions import Caller
+
+
+def answer(core: Core, caller: Caller, message: Message) -> None:
+    """Answer a lookup or a question about the pool; Unavailable for everything else.
+
+    Lookups too are refused once the doubt has lasted for `stale_read_max_s`.
+    """
+    doubt_s = core.now - core.leads_until_s
+    answers_reads = doubt_s < core.tunables.stale_read_max_s
+    match message:
+        case GetStatus():
+            status.get_status(core, caller, message)
+        case MatchPrefix() | Lookup() if answers_reads:
+            reads.locate_unleased(core, caller, message)
+        case Probe() if answers_reads:
+            reads.probe(core, caller, message)
+        case _:
+            raise Unavailable(f"this master's lease is in doubt for {doubt_s:.1f} s: try again")
