@@ -34,8 +34,8 @@ from kvstore.wire.messages.membership import (
     Heartbeat,
     HeartbeatNoted,
     InventoryEnd,
-    InventoryRows,
     InventoryWanted,
+    LeaveWorker,
     OfferInventory,
     RegisterWorker,
     RetireExtents,
@@ -104,6 +104,8 @@ class Leader:
         self.late: SimpleQueue[tuple[Peer, int]] = SimpleQueue()
         self.wants_rows = False
         self.answers_beats = True
+        self.lets_go = True
+        """Whether a worker that leaves is told that no reader needs it."""
         self.lost_after_s = 3.0
         self._control: Peer | None = None
         self._served = threading.Event()
@@ -177,8 +179,8 @@ class Leader:
             case OfferInventory():
                 starts = tuple(chunk.chunk_start for chunk in message.chunks)
                 reply = InventoryWanted(starts if self.wants_rows else ())
-            case InventoryRows():
-                reply = Done()
+            case LeaveWorker() if not self.lets_go:
+                reply = None
             case Sealed():
                 reply = self.on_sealed(message)
         if reply is None:
