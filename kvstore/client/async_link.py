@@ -65,7 +65,7 @@ class AsyncMasterLink:
                     raise DeadlineExceeded(self._search.why(error)) from error
                 await asyncio.sleep(delay_s)
                 continue
-            if is_in_doubt(message, reply) and await self._look_elsewhere(peer):
+            if is_in_doubt(message, reply) and await self._look_elsewhere(peer, deadline_s):
                 continue  # to a leader who can grant a lease
             self._search.succeeded()
             return reply
@@ -137,11 +137,11 @@ class AsyncMasterLink:
             self._looking = asyncio.create_task(self._find_other())
         return self._looking
 
-    async def _look_elsewhere(self, present: Peer) -> bool:
-        """Whether the link has left `present` for another leader."""
+    async def _look_elsewhere(self, present: Peer, deadline_s: float) -> bool:
+        """Whether the link has left `present` for another leader by then."""
         looking = self._look() if self._search.has_others else None
         if looking is not None:
-            await asyncio.wait({looking})
+            await asyncio.wait({looking}, timeout=max(0.0, deadline_s - self._clock.now_s()))
         return self._peer is not present
 
     async def _find_other(self) -> None:

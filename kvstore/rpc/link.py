@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -115,9 +116,10 @@ class MasterLink:
             connection: Calls | None = None
             try:
                 if self._was_silent:
-                    self._look_elsewhere()
+                    self._look_elsewhere(deadline_s)
                 connection = self._connection or self._connect(deadline_s)
-                on_silence = self._look_elsewhere if self._search.has_others else None
+                look = partial(self._look_elsewhere, deadline_s)
+                on_silence = look if self._search.has_others else None
                 reply = connection.call(message, deadline_s - self._clock.now_s(), on_silence)
             except (Unavailable, StaleEpoch) as error:
                 self._failed(connection, error, deadline_s)
@@ -175,8 +177,11 @@ class MasterLink:
             self._highest_epoch = max(self._highest_epoch, found.epoch)
             self._address, self._connection = address, found
 
-    def _look_elsewhere(self) -> None:
-        """Leave the present master if another one shows a higher epoch; seldom, and briefly."""
+    def _look_elsewhere(self, deadline_s: float) -> None:
+        """Leave the present master if another one shows a higher epoch; seldom, and briefly.
+
+        It takes its time from the call that is made: none beyond `deadline_s`.
+        """
         now_s, present = self._clock.now_s(), self._connection
         too_soon = now_s < self._looked_s + limits.CALL_PATIENCE_S
         if present is None or too_soon or not self._dialling.acquire(blocking=False):
@@ -185,17 +190,21 @@ class MasterLink:
             self._looked_s, self._was_silent = now_s, False
             with self._mutex:
                 others = self._search.others(self._address)
-            if not any(self._leads_beyond(address, present.epoch) for address in others):
+            epoch = present.epoch
+            if not any(self._leads_beyond(address, epoch, deadline_s) for address in others):
                 return
         finally:
             self._dialling.release()
         present.close()  # who waits for it asks the other one
         self._check_open()
 
-    def _leads_beyond(self, address: str, epoch: int) -> bool:
+    def _leads_beyond(self, address: str, epoch: int, deadline_s: float) -> bool:
         """Whether a higher epoch is known there; then that is the connection."""
+        patience_s = min(SILENT_PATIENCE_S, deadline_s - self._clock.now_s())
+        if patience_s <= 0:
+            return False
         try:
-            found = self._open(address, SILENT_PATIENCE_S, epoch + 1)
+            found = self._open(address, patience_s, epoch + 1)
         except KVStoreError as error:
             with self._mutex:
                 self._search.refused(address, error)
@@ -225,7 +234,7 @@ class MasterLink:
         if self._search.has_others:
             self._was_silent = isinstance(error, DeadlineExceeded)
             if deadline_s - self._clock.now_s() > limits.CALL_PATIENCE_S:
-                self._look_elsewhere()
+                self._look_elsewhere(deadline_s)
         with self._mutex:
             self._search.refused(self._address, error)
             return self._search.again_s(error.retry_after_s)

@@ -104,6 +104,19 @@ def test_after_a_short_call_without_an_answer_the_next_one_looks_first() -> None
     assert link.epoch == 5
 
 
+def test_a_look_at_others_takes_its_time_from_the_call() -> None:
+    hangs: list[KVStoreError | list[Step]] = [DeadlineExceeded("no greeting")]
+    masters = FakeMasters(a=[["silent"] * 2], b=list(hangs), c=list(hangs))
+    link = masters.link("a", "b", "c")
+    for _ in range(2):
+        began_s = masters.clock.now_s()
+        with pytest.raises(DeadlineExceeded):
+            link.call(Done(), 0.3)
+        assert masters.clock.now_s() == pytest.approx(began_s + 0.3)
+    assert masters.dialled == ["a", "b", "c"]
+    assert masters.patience[1:] == pytest.approx([0.25, 0.05])
+
+
 def test_a_leader_that_can_grant_no_lease_is_left_for_another() -> None:
     question = Lookup(bytes(32), bytes(32))
     doubtful, good = Located(4, 0.0, (), ()), Located(5, 10.0, (), ())
