@@ -89,11 +89,15 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Persist(msgspec.Struct, frozen=True, gc=False):
-    """Write durably, all or nothing, in the order of tickets; Persisted follows."""
+    """Write durably, all or nothing, in the order of tickets; Persisted follows.
+
+    Those that are `behind` wait for all others, and keep their order among each other.
+    """
 
     ticket: TicketId
     puts: tuple[tuple[str, bytes], ...]
     deletes: tuple[str, ...]
+    behind: bool = False
 
 
 class CloseSession(msgspec.Struct, frozen=True, gc=False):

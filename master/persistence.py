@@ -1,9 +1,11 @@
 """Carries the core's Persist actions into the metadata store, in order, as few writes as can be.
 
-Owns the queue of what is not durable yet. Neighbouring actions travel in one transaction, and one
-that is beyond a transaction's bounds is cut: a master that dies between leaves its head. A store
-that is full or away is tried again for as long as it takes, while the master goes on serving. Must
-not know what keys and values mean.
+Owns the queues of what is not durable yet. What others wait for (namespaces, tombstones, lenders,
+pins) goes first, what is written behind (chunks' values) when nothing else waits: so nobody waits
+for more of that than the one transaction under way, and each kind keeps its order. Actions travel
+together, as many as fit one transaction; what is beyond its bounds is cut: a master that dies
+between leaves its head. A store that is full or away is tried again for as long as it takes, while
+the master goes on serving. Must not know what keys and values mean.
 """
 
 from __future__ import annotations
@@ -22,15 +24,44 @@ if TYPE_CHECKING:
     from kvstore.coordination.metadata_store import MetadataStore
     from master.events import Persist, TicketId
 
-PENDING_MAX: Final = 65_536
+BATCHES_MAX: Final = 64
+"""Of one kind. Beyond it actions join the last batch, however large that becomes: of each key only
+the last value is kept, so that the core's own tables bound it (I7)."""
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 
 _LOG = logging.getLogger(__name__)
 
 
+class _Batch:
+    """Actions that become durable together, unless they are too many."""
+
+    __slots__ = ("_size", "tickets", "values")
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.values: dict[str, bytes | None] = {}
+        """The last value of each key; None: deleted."""
+        self.tickets: list[TicketId] = []
+        self._size = 0
+
+    def takes(self, action: Persist) -> bool:
+        """Whether one transaction would do with this action, too."""
+        size = self._size + sum(len(value) for _, value in action.puts)
+        keys = len(self.values) + len(action.puts) + len(action.deletes)
+        return keys <= WRITE_KEYS_MAX and size <= WRITE_BYTES_MAX
+
+    def add(self, action: Persist) -> None:
+        """Make it the last one."""
+        # Within one action, too, deletes come before puts.
+        for key, value in (*((key, None) for key in action.deletes), *action.puts):
+            self._size += len(value or b"") - len(self.values.get(key) or b"")
+            self.values[key] = value
+        self.tickets.append(action.ticket)
+
+
 class Persistence:
-    """The queue and the one task, `run`, that empties it."""
+    """The queues and the one task, `run`, that empties them."""
 
     def __init__(
         self,
@@ -38,29 +69,29 @@ class Persistence:
         on_durable: Callable[[TicketId], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_durable` is called once for every action, in their order, from `run`."""
+        """`on_durable` is called once for every action, from `run`, in the order of its kind."""
         self._store = store
         self._on_durable = on_durable
         self._sleep = sleep
-        self._pending: deque[Persist] = deque()
+        self._first: deque[_Batch] = deque()
+        self._behind: deque[_Batch] = deque()
         self._more = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self.failing: str | None = None
         """Why the last try to write failed; None while writes succeed."""
+        self.pending = 0
+        """Actions that are not durable yet."""
         self.writes = 0
         self.failures = 0
 
-    @property
-    def pending(self) -> int:
-        """Actions that are not durable yet."""
-        return len(self._pending)
-
     def submit(self, action: Persist) -> None:
-        """Queue an action. Unavailable when the store has been too slow for too long (I7)."""
-        if len(self._pending) >= PENDING_MAX:
-            raise Unavailable(f"{PENDING_MAX} metadata writes wait for the store: {self.failing}")
-        self._pending.append(action)
+        """Queue an action."""
+        queue = self._behind if action.behind else self._first
+        if not queue or (not queue[-1].takes(action) and len(queue) < BATCHES_MAX):
+            queue.append(_Batch())
+        queue[-1].add(action)
+        self.pending += 1
         self._empty.clear()
         self._more.set()
 
@@ -69,21 +100,20 @@ class Persistence:
         while True:
             await self._more.wait()
             self._more.clear()
-            while self._pending:
-                await self._write_some()
+            while queue := self._first or self._behind:
+                await self._write_batch(queue.popleft())
             self._empty.set()
 
     async def drain(self) -> None:
         """Until nothing is pending; `run` must be running."""
         await self._empty.wait()
 
-    async def _write_some(self) -> None:
-        """Write the longest head of the queue that fits one transaction, trying until it is in."""
-        count, last = self._head()
-        for values in _cut(last):
+    async def _write_batch(self, batch: _Batch) -> None:
+        for values in _cut(batch.values):
             await self._write(values)
-        for _ in range(count):
-            self._on_durable(self._pending.popleft().ticket)
+        for ticket in batch.tickets:
+            self.pending -= 1
+            self._on_durable(ticket)
 
     async def _write(self, values: dict[str, bytes | None]) -> None:
         puts = [(key, value) for key, value in values.items() if value is not None]
@@ -107,21 +137,6 @@ class Persistence:
             _LOG.warning("metadata is persisted again")
         self.failing = None
         self.writes += 1
-
-    def _head(self) -> tuple[int, dict[str, bytes | None]]:
-        """How many actions to write at once, and the last value of each key (None: deleted)."""
-        last: dict[str, bytes | None] = {}
-        count = size = 0
-        for action in self._pending:
-            size += sum(len(value) for _, value in action.puts)
-            keys = len(last) + len(action.puts) + len(action.deletes)
-            if count and (keys > WRITE_KEYS_MAX or size > WRITE_BYTES_MAX):
-                break
-            count += 1
-            # Within one action, too, deletes come before puts.
-            last.update(dict.fromkeys(action.deletes))
-            last.update(action.puts)
-        return count, last
 
 
 def _cut(values: dict[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:

@@ -10,7 +10,7 @@ import pytest
 from kvstore.coordination.metadata_store import WRITE_KEYS_MAX, Candidate
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
 from master.events import Persist, TicketId
-from master.persistence import PENDING_MAX, Persistence
+from master.persistence import BATCHES_MAX, Persistence
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
 if TYPE_CHECKING:
@@ -130,12 +130,60 @@ def test_nothing_counts_as_durable_under_a_higher_epoch() -> None:
     assert bench.disk.entries == {}
 
 
-def test_the_queue_is_bounded() -> None:
+def test_what_is_written_behind_waits_for_all_others() -> None:
+    bench = Bench()
+    behind = [
+        Persist(TicketId(each), ((f"s/{each}", bytes(600_000)),), (), behind=True)
+        for each in (1, 2, 3)
+    ]
+    bench.run(*behind, persist(4, ("a", b"1")), persist(5, ("b", b"1")))
+    assert bench.durable == [4, 5, 1, 2, 3]
+    assert len(bench.disk.entries) == 5
+
+
+def test_nobody_waits_for_more_than_one_transaction_of_what_is_behind() -> None:
+    async def live() -> list[int]:
+        durable: list[int] = []
+
+        def note(ticket: int) -> None:
+            durable.append(ticket)
+            if ticket == 1:
+                persistence.submit(persist(4, ("a", b"1")))
+
+        store = FakeMetadataStore(MetadataDisk())
+        persistence = Persistence(store, note)
+        for each in (1, 2, 3):
+            value = f"s/{each}", bytes(600_000)
+            persistence.submit(Persist(TicketId(each), (value,), (), behind=True))
+        await store.open()
+        await store.campaign(Candidate("m", ()))
+        running = asyncio.create_task(persistence.run())
+        await persistence.drain()
+        running.cancel()
+        return durable
+
+    assert asyncio.run(live()) == [1, 4, 2, 3]
+
+
+def test_while_the_store_is_away_the_queue_is_bounded_by_its_keys() -> None:
     async def fill() -> None:
-        persistence = Persistence(FakeMetadataStore(MetadataDisk()), lambda _: None)
-        for each in range(PENDING_MAX):
-            persistence.submit(persist(each))
-        with pytest.raises(Unavailable, match="metadata writes wait"):
-            persistence.submit(persist(0))
+        durable: list[int] = []
+        disk = MetadataDisk()
+        store = FakeMetadataStore(disk)
+        persistence = Persistence(store, durable.append)
+        value = bytes(600_000)  # two of them fit no transaction
+        count = 3 * BATCHES_MAX
+        for each in range(count):
+            persistence.submit(persist(each, (f"k{each % 2}", value + bytes((each % 251,)))))
+        assert persistence.pending == count
+        await store.open()
+        await store.campaign(Candidate("m", ()))
+        running = asyncio.create_task(persistence.run())
+        await persistence.drain()
+        running.cancel()
+        assert durable == list(range(count))
+        assert persistence.writes <= BATCHES_MAX + 2
+        last = {f"k{each % 2}": value + bytes((each % 251,)) for each in (count - 2, count - 1)}
+        assert disk.entries == last
 
     asyncio.run(fill())
