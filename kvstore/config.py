@@ -24,6 +24,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError
+from kvstore.private_file import read_private
 from kvstore.rpc.address import (
     UNIX_PATH_BYTES_MAX,
     UNIX_PREFIX,
@@ -293,16 +294,7 @@ def read_file(path: Path, sections: tuple[str, ...]) -> dict[str, Table]:
 
 def read_secret(path: Path) -> bytes:
     """The cluster secret in a file; ConfigError when others may read it or it is too short."""
-    try:
-        mode = path.stat().st_mode
-        with path.open("rb") as file:
-            secret = file.read(SECRET_BYTES_MAX + 1).strip()
-    except OSError as error:
-        raise ConfigError(f"secret file {path}: cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"secret file {path}: mode {mode & 0o777:04o} lets others read it: chmod 600 it"
-        )
+    secret = read_private(path, "secret")
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
             f"secret file {path}: {len(secret)} bytes, want {SECRET_BYTES_MIN} to "

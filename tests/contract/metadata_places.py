@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from kvstore.coordination.etcd import EtcdStore
+from kvstore.coordination.etcd_config import EtcdConfig
 from kvstore.coordination.metadata_store import Candidate
 from kvstore.coordination.sqlite import SqliteStore
+from kvstore.rpc.address import TcpAddress
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from kvstore.coordination.metadata_store import MetadataStore
+    from tests.etcd_server import EtcdServers
 
 USURPER = Candidate("usurper", ())
+SECRET = b"the secret of this cluster"
 
 
 class Place(Protocol):
@@ -73,6 +77,33 @@ class SqlitePlace:
         await usurp(self.store())
 
 
+class EtcdPlace:
+    """A cluster name in a real etcd."""
+
+    lease_s = 2.0
+    _numbers = count()
+
+    def __init__(self, servers: EtcdServers) -> None:
+        self._servers = servers
+        self.cluster = f"c{next(self._numbers)}"
+        self.config = EtcdConfig(endpoints(servers))
+
+    def store(self) -> EtcdStore:
+        return EtcdStore(self.config, self.cluster, SECRET)
+
+    def stranger(self) -> EtcdStore:
+        return EtcdStore(self.config, self.cluster, b"another cluster's secret")
+
+    async def usurp(self) -> None:
+        self._servers.delete(f"/kvharbor/{self.cluster}/leader")
+        await usurp(self.store())
+
+
+def endpoints(servers: EtcdServers) -> tuple[TcpAddress, ...]:
+    """Of all members."""
+    return tuple(TcpAddress("127.0.0.1", each.port) for each in servers.members)
+
+
 async def usurp(store: MetadataStore) -> None:
     """A term of no length."""
     await store.open()
@@ -81,19 +112,24 @@ async def usurp(store: MetadataStore) -> None:
     await store.close()
 
 
-def fake(_folder: Path, _request: pytest.FixtureRequest) -> Place:
+def fake(_folder: Path, _servers: EtcdServers) -> Place:
     """Like the embedded store."""
     return FakePlace(inf)
 
 
-def leased_fake(_folder: Path, _request: pytest.FixtureRequest) -> Place:
+def leased_fake(_folder: Path, _servers: EtcdServers) -> Place:
     """Like etcd."""
     return FakePlace(2.0)
 
 
-def sqlite(folder: Path, _request: pytest.FixtureRequest) -> Place:
+def sqlite(folder: Path, _servers: EtcdServers) -> Place:
     """The embedded store."""
     return SqlitePlace(folder)
 
 
-PLACES = [fake, leased_fake, sqlite]
+def etcd(_folder: Path, servers: EtcdServers) -> Place:
+    """A real one, shared by all tests."""
+    return EtcdPlace(servers)
+
+
+PLACES = [fake, leased_fake, sqlite, etcd]

