@@ -62,7 +62,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     hbm: tuple[DeviceSpace, ...] = ()
     """Devices whose memory to lend above that, a segment on each: cuda:0, ...; cpu stands in for
     one. Sizes as for `dram`. Its pages do not survive a restart. Four chunks of host memory beside
-    `dram` are pinned for each: one must hold the largest part, to hash it."""
+    `dram` are pinned for each: one must hold the largest part, to hash it. The transport mooncake
+    takes two more, once."""
     nvme: tuple[DiskSpace, ...] = ()
     """Folders of disks to lend below the memory, a segment in each; sizes as for `dram`."""
     nvme_codec: str = AUTO

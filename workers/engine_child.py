@@ -1,11 +1,13 @@
 """The worker's transfer engines, each in a child process: one that serves, some that pull.
 
-The serving engine registers read-only mappings of the segments' payload; a self-test of every one
-that is started refuses to offer the transport when a write to them goes through (R: no process but
-its owner ever writes into a segment). The pulling engines register nothing and write into the
-segments on this worker's behalf; each runs one pull, so that ending a pull by ending its process
-is a fence (I6) that costs nobody else anything. All hold the segments' file locks: no new
-incarnation starts before they are gone. Must not know plans, records or sessions.
+The serving engine registers read-only mappings of the segments' payload, of a device's chunk by
+chunk (CUDA's are read-only by convention alone); a self-test of every one that is started refuses
+to offer the transport when a write to them goes through (R: no process but its owner ever writes
+into a segment). The pulling engines register nothing and write into the segments in memory, or for
+a device into rooms that it copies from, on this worker's behalf; each runs one pull, so that ending
+a pull by ending its process is a fence (I6) that costs nobody else anything. All hold the
+segments' file locks: no new incarnation starts before they are gone. Must not know plans, records
+or sessions.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import contextlib
 import os
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore.errors import BadValue, ConfigError, KVStoreError, Unavailable
+from kvstore.ids import SegmentId
 from kvstore.segment import Geometry
 from kvstore.transfer.mooncake_process import (
     EngineProcess,
@@ -28,14 +32,18 @@ from kvstore.transfer.mooncake_process import (
 )
 from kvstore.wire.messages.engine import EnginePull, EnginePush
 from kvstore.wire.messages.transfers import EngineFound
+from workers.landing import Landing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvstore.wire.messages.puts import EngineSource
+    from workers.tiers.hbm import HbmSegment
 
 PULLS_AT_ONCE: Final = 2
 """Engines wait by spinning: more of them than this take cores from everything else."""
+LANDING: Final = "landing"
+"""A region of pullers, beside segments, whose names begin with their worker's and a dash."""
 SELF_TEST_TIMEOUT_S: Final = 20.0
 _SELF_TEST_BYTES: Final = 64
 
@@ -49,19 +57,24 @@ class EngineSegment(msgspec.Struct, frozen=True):
 
 
 class _Puller:
-    """A pulling engine with every segment mapped for writing."""
+    """A pulling engine with every segment, and the landing, mapped for writing."""
 
-    def __init__(self, settings: EngineSettings, segments: Sequence[EngineSegment]) -> None:
+    def __init__(
+        self, settings: EngineSettings, segments: Sequence[EngineSegment], landing: Landing | None
+    ) -> None:
+        places = {
+            each.segment: (each.fd, each.geometry.payload_base, each.geometry.payload_bytes)
+            for each in segments
+        }
+        if landing is not None:
+            places[LANDING] = (landing.fd, 0, landing.size_bytes)
         self.process = EngineProcess(settings)
         with contextlib.ExitStack() as undo:
             undo.callback(self.process.close)
             self.regions = {
-                each.segment: self.process.map(
-                    each.fd, each.geometry.payload_base, each.geometry.payload_bytes,
-                    writable=True, served=False,
-                )[0]
-                for each in segments
-            }  # fmt: skip
+                name: self.process.map(*place, writable=True, served=False)[0]
+                for name, place in places.items()
+            }
             undo.pop_all()
 
     @property
@@ -72,21 +85,75 @@ class _Puller:
         self.process.close()
 
 
-class _Server:
-    """A serving engine with every segment mapped; where its process has each."""
+class _Blocks(msgspec.Struct, frozen=True):
+    """Where a serving process has a segment's payload."""
 
-    def __init__(self, settings: EngineSettings, segments: Sequence[EngineSegment]) -> None:
+    block_bytes: int
+    blocks: int
+    places: dict[int, tuple[int, int]]
+    """Region and address by the number of a block; those that were given back are not there."""
+    is_read_only: bool
+    """Whether the system refuses what a peer writes."""
+
+    def addresses(self) -> bytes:
+        """As in EngineFound."""
+        column = array("Q", [0]) * self.blocks
+        for number, (_, address) in self.places.items():
+            column[number] = address
+        return column.tobytes()
+
+
+class _Server:
+    """A serving engine with every segment mapped. What it has open of devices is its share."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        segments: Sequence[EngineSegment],
+        devices: Sequence[HbmSegment],
+    ) -> None:
+        self._devices = {each.id: each for each in devices}
         self.process = EngineProcess(settings)
         with contextlib.ExitStack() as undo:
-            undo.callback(self.process.close)
-            self.addresses = {
-                each.segment: self.process.map(
-                    each.fd, each.geometry.payload_base, each.geometry.payload_bytes,
-                    writable=not settings.read_only, served=True,
-                )[1]
-                for each in segments
-            }  # fmt: skip
+            undo.callback(self.close)
+            self.served = {
+                each.segment: self._map(each, is_read_only=settings.read_only) for each in segments
+            }
+            for device in devices:
+                self.served[device.id] = self._map_blocks(device, is_read_only=settings.read_only)
             undo.pop_all()
+
+    def _map(self, segment: EngineSegment, *, is_read_only: bool) -> _Blocks:
+        size = segment.geometry.payload_bytes
+        place = self.process.map(
+            segment.fd, segment.geometry.payload_base, size,
+            writable=not is_read_only, served=True,
+        )  # fmt: skip
+        return _Blocks(size, 1, {0: place}, is_read_only)
+
+    def _map_blocks(self, segment: HbmSegment, *, is_read_only: bool) -> _Blocks:
+        size = segment.geometry.chunk_bytes
+        with segment.shared(self) as blocks:
+            places = {number: self.process.map_block(block) for number, block in blocks.items()}
+        is_enforced = is_read_only and segment.device.is_read_only_enforced
+        return _Blocks(size, segment.geometry.payload_bytes // size, places, is_enforced)
+
+    def withdraw(self, segment: str, chunks: Iterable[int]) -> None:
+        """Close chunks of a device, or end the process, which closes all that it has open."""
+        places = self.served[segment].places
+        for chunk in set(chunks) & places.keys():
+            region, _ = places.pop(chunk)
+            try:
+                self.process.unmap(region)
+            except KVStoreError:
+                self.process.kill()
+        self._devices[SegmentId(segment)].unshare(self, chunks)
+
+    def close(self) -> None:
+        """End the process; then nothing of a device is open there. Safe to repeat."""
+        self.process.close()
+        for device in self._devices.values():
+            device.unshare(self)
 
 
 class EngineCopy:
@@ -100,12 +167,13 @@ class EngineCopy:
         self._cancelled = False
 
     def run(
-        self, segment: str, source: EngineSource, offsets: bytes, page_bytes: int, deadline_s: float
+        self, region: str, source: EngineSource, offsets: bytes, page_bytes: int, deadline_s: float
     ) -> None:
-        """Copy `page_bytes` from each of the source's addresses to each payload offset.
+        """Copy `page_bytes` from each of the source's addresses to each offset of a region.
 
-        Returns after the last byte. Raises Unavailable or OutOfSpace only when no byte will come
-        any more (I6), BadValue for a source that is none. For one thread at a time.
+        A region is the payload of a segment in memory, or LANDING. Returns after the last byte.
+        Raises Unavailable or OutOfSpace only when no byte will come any more (I6), BadValue for a
+        source that is none. For one thread at a time.
         """
         with self._pullers.one(deadline_s) as puller:
             with self._lock:
@@ -113,7 +181,7 @@ class EngineCopy:
                     raise Unavailable("the pull was cancelled")
                 self._process = puller.process
             message = EnginePull(
-                source.peer, puller.regions[segment], page_bytes, offsets, source.addresses
+                source.peer, puller.regions[region], page_bytes, offsets, source.addresses
             )
             try:
                 puller.process.pull(message, deadline_s)
@@ -136,28 +204,41 @@ class EngineChild:
         self,
         settings: EngineSettings,
         segments: Sequence[EngineSegment],
+        devices: Sequence[HbmSegment] = (),
         pulls_at_once: int = PULLS_AT_ONCE,
     ) -> None:
-        """Start serving and pass the self-test. ConfigError, naming the reason, otherwise."""
+        """Start serving and pass the self-test. ConfigError, naming the reason, otherwise.
+
+        BadValue for memory of a device that cannot be shared.
+        """
         check_installed()
         self._settings = settings
         self._segments = tuple(segments)
+        self._devices = tuple(devices)
         self._pullers = ProcessPool(self._new_puller, pulls_at_once)
         self._lock = threading.Lock()
         self._closed = False
-        self._server = self._serve()
+        self.landing: Landing | None = None
+        """Where pulls for devices land; None without any."""
+        with contextlib.ExitStack() as undo:
+            if devices:
+                room_bytes = max(each.geometry.chunk_bytes for each in devices)
+                self.landing = Landing(pulls_at_once, room_bytes)
+                undo.callback(self.landing.close)
+            self._server = self._serve()
+            undo.pop_all()
 
     def _new_puller(self) -> _Puller:
-        return _Puller(self._settings, self._segments)
+        return _Puller(self._settings, self._segments, self.landing)
 
     def _serve(self) -> _Server:
         """A serving engine that has passed the self-test. ConfigError when it has not."""
-        server = _Server(self._settings, self._segments)
+        server = _Server(self._settings, self._segments, self._devices)
         try:
             if self._settings.read_only:
-                _test_read_only(server, self._settings)
+                _test_itself(server, self._settings)
         except BaseException:
-            server.process.close()
+            server.close()
             raise
         return server
 
@@ -167,15 +248,25 @@ class EngineChild:
         Unavailable while none serves that has passed the self-test.
         """
         with self._lock:
-            if self._closed or segment not in self._server.addresses:
+            if self._closed or segment not in self._server.served:
                 raise Unavailable(f"segment {segment} is not served by a transfer engine")
             if not self._server.process.alive:
-                self._server.process.close()
+                self._server.close()
                 try:
                     self._server = self._serve()
                 except ConfigError as error:
                     raise Unavailable(f"a new engine may not serve: {error}") from error
-            return EngineFound(self._server.process.peer, self._server.addresses[segment])
+            server = self._server
+            served = server.served[segment]
+            return EngineFound(server.process.peer, served.block_bytes, served.addresses())
+
+    def withdraw(self, segment: str, chunks: Iterable[int]) -> None:
+        """Serve these chunks of a device no more; they are open nowhere when this returns (W10).
+
+        The device has released them: a server that is started later does not open them.
+        """
+        with self._lock:
+            self._server.withdraw(segment, chunks)
 
     @property
     def server_pid(self) -> int:
@@ -191,33 +282,48 @@ class EngineChild:
         with self._lock:
             self._closed = True
         self._pullers.close()
-        self._server.process.close()
+        self._server.close()
+        if self.landing is not None:
+            self.landing.close()
 
 
-def _test_read_only(server: _Server, settings: EngineSettings) -> None:
-    """Write each segment's first bytes over themselves, as a peer could; it must fail."""
+def _test_itself(server: _Server, settings: EngineSettings) -> None:
+    """Read the first bytes of every block, as a peer could, and write some; that must fail.
+
+    One block stands for all of its segment, which are mapped alike. Each write has a stranger of
+    its own: one that was refused ends its connection, over which the next would fail in any case.
+    """
     scratch = os.memfd_create("kvharbor-self-test", os.MFD_CLOEXEC)
     try:
         os.ftruncate(scratch, 4096)
-        with contextlib.closing(EngineProcess(settings)) as stranger:
-            region, _ = stranger.map(scratch, 0, 4096, writable=True, served=False)
-            for segment, address in server.addresses.items():
-                _test_segment(stranger, region, server.process.peer, segment, address)
+        for segment, served in server.served.items():
+            with contextlib.closing(EngineProcess(settings)) as stranger:
+                region, _ = stranger.map(scratch, 0, 4096, writable=True, served=False)
+                addresses = [address for _, address in served.places.values()]
+                for address in addresses:
+                    _test_read(stranger, region, server.process.peer, segment, address)
+                if served.is_read_only and addresses:
+                    _test_write(stranger, region, server.process.peer, segment, addresses[-1])
     finally:
         os.close(scratch)
 
 
-def _test_segment(
+def _test_read(stranger: EngineProcess, region: int, peer: str, segment: str, address: int) -> None:
+    deadline_s, place = time.monotonic() + SELF_TEST_TIMEOUT_S, address.to_bytes(8, "little")
+    try:
+        stranger.pull(EnginePull(peer, region, _SELF_TEST_BYTES, bytes(8), place), deadline_s)
+    except KVStoreError as error:
+        raise ConfigError(
+            f"transfer engine: segment {segment} cannot be read; memory of a CUDA device needs a "
+            "CUDA build of the engine"
+        ) from error
+
+
+def _test_write(
     stranger: EngineProcess, region: int, peer: str, segment: str, address: int
 ) -> None:
-    size = _SELF_TEST_BYTES
     deadline_s = time.monotonic() + SELF_TEST_TIMEOUT_S
-    place = address.to_bytes(8, "little")
-    try:
-        stranger.pull(EnginePull(peer, region, size, bytes(8), place), deadline_s)
-    except KVStoreError as error:
-        raise ConfigError(f"transfer engine: segment {segment} cannot be read") from error
-    if stranger.push(EnginePush(peer, region, size, address), deadline_s):
+    if stranger.push(EnginePush(peer, region, _SELF_TEST_BYTES, address), deadline_s):
         raise ConfigError(
             f"transfer engine: segment {segment} is served read-only, yet a peer could write "
             "to it: the transport mooncake is not safe with this version of the engine"

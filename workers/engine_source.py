@@ -7,24 +7,28 @@ locks or how the bytes travel.
 from __future__ import annotations
 
 from array import array
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import BadValue, KVStoreError
+from kvstore.errors import BadValue, KVStoreError, OutOfSpace
 from kvstore.ids import KEY_BYTES, SegmentId
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import EngineSource
-from workers.engine_child import check_peer
-from workers.ingest import PullFailed
+from workers.engine_child import LANDING, check_peer
+from workers.ingest import PeerSource, PullFailed
+from workers.tiers.hbm import HbmSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kvstore.clock import Clock
+    from kvstore.transfer.memory import Memory
     from kvstore.wire.messages.puts import Ingest
     from kvstore.wire.messages.transfers import EngineFound, FindEngine
     from workers.engine_child import EngineChild, EngineCopy
     from workers.ingest import Target
+    from workers.landing import Landing
     from workers.tiers.tier import MemorySegment
 
 GROUP_BYTES: Final = 16 * limits.MIB
@@ -34,7 +38,9 @@ GROUP_BYTES: Final = 16 * limits.MIB
 class EngineDesk:
     """See `workers.ingest.EngineDesk`."""
 
-    def __init__(self, child: EngineChild, segments: Iterable[MemorySegment], clock: Clock) -> None:
+    def __init__(
+        self, child: EngineChild, segments: Iterable[MemorySegment | HbmSegment], clock: Clock
+    ) -> None:
         """`child` serves exactly these segments, and stays the caller's to close."""
         self._child = child
         self._segments = {segment.id: segment for segment in segments}
@@ -50,8 +56,15 @@ class EngineDesk:
         if len(message.source.addresses) != want:
             raise BadValue("source.addresses", len(message.source.addresses), f"{want} bytes")
         check_peer(message.source.peer)
-        now_s = self._clock.now_s()
-        return EnginePages(self._child.copy(), segment, message.source, message.part_bytes, now_s)
+        # The whole must have come by one put timeout from now.
+        size = len(message.keys) // KEY_BYTES * message.part_bytes
+        deadline_s = self._clock.now_s() + limits.put_timeout_s(size)
+        copy = self._child.copy()
+        if isinstance(segment, HbmSegment):
+            assert self._child.landing is not None, "made for devices"
+            return LandedPages(copy, self._child.landing, message.source, deadline_s)
+        where = segment.payload_address
+        return EnginePages(copy, segment.id, where, message.source, deadline_s)
 
     def find(self, message: FindEngine) -> EngineFound:
         """Where the segment is served. BadValue for a stranger or another life of it (I11)."""
@@ -61,6 +74,10 @@ class EngineDesk:
             raise BadValue("segment", f"{message.segment}, {message.incarnation}", want)
         return self._child.find(segment.id)
 
+    def withdraw(self, segment: str, chunks: Sequence[int]) -> None:
+        """See EngineChild.withdraw."""
+        self._child.withdraw(segment, chunks)
+
 
 class EnginePages:
     """See `workers.ingest.Source`."""
@@ -68,26 +85,26 @@ class EnginePages:
     group_bytes = GROUP_BYTES
 
     def __init__(
-        self, copy: EngineCopy, segment: MemorySegment, source: EngineSource, part_bytes: int,
-        now_s: float,
-    ) -> None:  # fmt: skip
-        """The whole must have come by one put timeout from `now_s`."""
+        self, copy: EngineCopy, region: str, address: int, source: EngineSource, deadline_s: float
+    ) -> None:
+        """Pages for a region of the engine's children, which this process has at `address`."""
         self._peer = source.peer
         self._addresses = array("Q", source.addresses)
-        self._segment = segment
+        self._region = region
+        self._address = address
         self._copy = copy
-        self._deadline_s = now_s + limits.put_timeout_s(len(self._addresses) * part_bytes)
+        self._deadline_s = deadline_s
 
     def fill(self, page: int, target: Target) -> None:
         """Copy one group of pages. When this raises, the engine that was at it has ended (I6)."""
-        first = target.address - self._segment.payload_address
+        first = target.address - self._address
         offsets = array("Q", range(first, first + target.count * target.stride, target.stride))
         places = self._addresses[page : page + target.count]
         addresses = array("Q", (place + target.start for place in places))
         source = EngineSource(self._peer, addresses.tobytes())
         try:
             self._copy.run(
-                self._segment.id, source, offsets.tobytes(), target.size_bytes, self._deadline_s
+                self._region, source, offsets.tobytes(), target.size_bytes, self._deadline_s
             )
         except KVStoreError as error:
             raise PullFailed(Outcome.TRANSPORT, str(error)) from error
@@ -95,3 +112,25 @@ class EnginePages:
     def cancel(self) -> None:
         """End the copy that runs, and refuse the next."""
         self._copy.cancel()
+
+
+class LandedPages(EnginePages, PeerSource):
+    """The same for a device, which copies them on from where they land."""
+
+    def __init__(
+        self, copy: EngineCopy, landing: Landing, source: EngineSource, deadline_s: float
+    ) -> None:
+        """Pages for rooms of `landing`."""
+        super().__init__(copy, LANDING, landing.address, source, deadline_s)
+        self._landing = landing
+
+    @contextmanager
+    def room(self, size_bytes: int) -> Iterator[Memory]:
+        """A room of the landing, which are of a chunk each."""
+        assert size_bytes <= self._landing.room_bytes, size_bytes
+        with ExitStack() as held:
+            try:
+                room = held.enter_context(self._landing.one(self._deadline_s))
+            except OutOfSpace as error:
+                raise PullFailed(Outcome.TRANSPORT, str(error)) from error
+            yield room

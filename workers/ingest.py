@@ -25,6 +25,7 @@ from kvstore.wire.messages.common import Outcome
 from workers.events import Stretch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from kvstore.transfer.memory import Memory
@@ -328,4 +329,8 @@ class EngineDesk(Protocol):
 
     def find(self, message: FindEngine) -> Message:
         """The answer to FindEngine. Raises a typed error where the segment is not served."""
+        ...
+
+    def withdraw(self, segment: str, chunks: Sequence[int]) -> None:
+        """Serve chunks that a device takes back no more; they are open nowhere when it returns."""
         ...

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kvstore.errors import KVStoreError
     from workers.config import WorkerConfig
     from workers.ingest import EngineDesk
-    from workers.tiers.tier import MemorySegment
+    from workers.lent_segments import LentSegments
 
 ROLE: Final = "worker"
 SERVED_ROLES: Final = frozenset({Role.ENGINE, Role.WORKER, Role.OPERATOR})
@@ -70,7 +70,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         state = WorkerState(Profile(config.id, config.host, addresses, lent.tiers), lent.tables)
         identity = Identity(Role.WORKER, name=config.id, secret=secret, cluster=cluster.name)
         line = ReportLine(identity.renewed())
-        engine = _engine(config, lent.memory, clock, undo)
+        engine = _engine(config, lent, clock, undo)
         tables = state.holdings.segments
         staging = open_staging(config, cluster.name, lent, tables, clock, undo)
         service = Service(
@@ -103,7 +103,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _engine(
-    config: WorkerConfig, segment: MemorySegment, clock: SystemClock, undo: AsyncExitStack
+    config: WorkerConfig, lent: LentSegments, clock: SystemClock, undo: AsyncExitStack
 ) -> EngineDesk | None:
     """The transfer engine in its child processes, where it is asked for."""
     if "mooncake" not in config.transports:
@@ -121,9 +121,13 @@ def _engine(
         )  # fmt: skip
     if not settings.read_only:
         LOG.warning("mooncake over %s: that peers only read is a convention", settings.protocol)
-    child = EngineChild(settings, [EngineSegment(segment.id, segment.ownership, segment.geometry)])
+    for each in lent.devices:
+        if not each.device.is_read_only_enforced:
+            LOG.warning("mooncake: that peers only read %s is a convention", each.device.name)
+    memory = EngineSegment(lent.memory.id, lent.memory.ownership, lent.memory.geometry)
+    child = EngineChild(settings, [memory], lent.devices)
     undo.callback(child.close)
-    return Desk(child, [segment], clock)
+    return Desk(child, [lent.memory, *lent.devices], clock)
 
 
 def _addresses(config: WorkerConfig, unix: str, tcp: str) -> tuple[Address, ...]:

@@ -314,6 +314,8 @@ class Service:
         segment = self.segments[action.segment]
         assert isinstance(segment, HbmSegment), "no other can shrink"
         segment.release(action.chunks)
+        if self._engine is not None:
+            self._engine.withdraw(segment.id, action.chunks)
         self._control().answer(action.command, Done())
 
     def _verify(self, action: events.VerifyPayloads) -> None:

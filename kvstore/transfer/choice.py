@@ -35,7 +35,8 @@ BUILT_IN: Final = {
 }
 """Best first. Other transports come after these, through the entry point group."""
 MEMORY_ONLY: Final = frozenset({"mooncake"})
-"""Kinds that read memory without the worker's help, and so nothing of its disks and devices."""
+"""Kinds that read memory without the worker's help, and so nothing of its disks."""
+MEMORY: Final = frozenset((Tier.DRAM, Tier.HBM))
 OPEN_TIMEOUT_S: Final = 5.0
 TRY_AGAIN_S: Final = 2.0
 SORTED_MAX: Final = 4096
@@ -131,7 +132,7 @@ class Choice:
         known = tier, addresses = segment.tier, segment.addresses
         found = self._sorted.get(known)
         if found is None:
-            kinds = self._kinds.keys() - (frozenset() if tier == Tier.DRAM else MEMORY_ONLY)
+            kinds = self._kinds.keys() - (frozenset() if tier in MEMORY else MEMORY_ONLY)
             usable = (a for a in addresses if a.transport in kinds)
             found = sorted(usable, key=lambda address: self._rank_of(address, tier))
             if len(self._sorted) >= SORTED_MAX:

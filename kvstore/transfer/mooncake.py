@@ -33,7 +33,7 @@ from kvstore.transfer.mooncake_process import (
     check_installed,
 )
 from kvstore.transfer.piece_calls import PieceCalls
-from kvstore.transfer.transport import all_of, column, span_checksums, verified
+from kvstore.transfer.transport import COLUMN_BYTES, all_of, column, span_checksums, verified
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.engine import EnginePull
@@ -221,8 +221,10 @@ class MooncakeTransport:
         deadline_s = time.monotonic() + timeout_s
         outcomes = bytearray(all_of(Outcome.TRANSPORT, len(span)))
         try:
-            self._fetch(span, into, deadline_s)
+            gone = self._fetch(span, into, deadline_s)
             outcomes[:] = self._verified(span, into, deadline_s)
+            for page in gone:
+                outcomes[page] = Outcome.STALE
         except KVStoreError:
             self._found.pop(_life(span), None)
         bad = [place for place, code in zip(span.places, outcomes, strict=True) if code]
@@ -255,34 +257,55 @@ class MooncakeTransport:
         if not closed:
             _SHARED.give_back(self._settings)
 
-    def _fetch(self, span: ReadSpan, into: Memory, deadline_s: float) -> None:
-        """Bring the bytes to their places, unverified. Raises when some may be missing."""
+    def _fetch(self, span: ReadSpan, into: Memory, deadline_s: float) -> list[int]:
+        """Bring the bytes to their places, unverified. Raises when some may be missing.
+
+        Pages are left out, and returned, whose block the worker has given back.
+        """
         known = _life(span) in self._found
         try:
-            self._read_all(span, into, deadline_s)
+            return self._read_all(span, into, deadline_s)
         except Unavailable:
             if not known:
                 raise
-            # The worker's engine may have been replaced since it was asked for.
+            # The worker's engine may have been replaced since it was asked for, or moved a block.
             self._found.pop(_life(span), None)
-            self._read_all(span, into, deadline_s)
+            return self._read_all(span, into, deadline_s)
 
-    def _read_all(self, span: ReadSpan, into: Memory, deadline_s: float) -> None:
+    def _read_all(self, span: ReadSpan, into: Memory, deadline_s: float) -> list[int]:
         found = self._find(span, deadline_s)
-        size = span.part_bytes
-        offsets = column(span.offsets)
-        step = BOUNCE_BYTES // size
-        for start in range(0, len(span), step):
-            stop = min(start + step, len(span))
-            addresses = array("Q", (found.address + at for at in offsets[start:stop]))
-            bounce_places = array("Q", range(0, (stop - start) * size, size))
-            with self._engines.readers.one(deadline_s) as reader:
-                message = EnginePull(
-                    found.peer, reader.region, size, bounce_places.tobytes(), addresses.tobytes()
-                )
-                reader.process.pull(message, deadline_s)
-                for bounce, place, length in neighbours(span.places[start:stop], size):
-                    copy_bytes(into.address + place, reader.address + bounce, length)
+        bases, offsets = column(found.addresses), column(span.offsets)
+        by_block: dict[int, list[int]] = {}
+        for page, offset in enumerate(offsets):
+            by_block.setdefault(offset // found.block_bytes, []).append(page)
+        gone: list[int] = []
+        # Blocks may lie side by side, but peers see each for itself: no transfer spans two.
+        for block, pages in by_block.items():
+            if block >= len(bases) or not bases[block]:
+                gone += pages
+                continue
+            base = bases[block] - block * found.block_bytes
+            step = BOUNCE_BYTES // span.part_bytes
+            for start in range(0, len(pages), step):
+                some = pages[start : start + step]
+                addresses = array("Q", [base + offsets[page] for page in some])
+                places = [span.places[page] for page in some]
+                self._read_some(found.peer, addresses, places, span.part_bytes, into, deadline_s)
+        return gone
+
+    def _read_some(
+        self, peer: str, addresses: array[int], places: Sequence[int], size: int, into: Memory,
+        deadline_s: float,
+    ) -> None:  # fmt: skip
+        """Bring as many pages as the bounce buffer has room for."""
+        bounce_places = array("Q", range(0, len(places) * size, size))
+        with self._engines.readers.one(deadline_s) as reader:
+            message = EnginePull(
+                peer, reader.region, size, bounce_places.tobytes(), addresses.tobytes()
+            )
+            reader.process.pull(message, deadline_s)
+            for bounce, place, length in neighbours(places, size):
+                copy_bytes(into.address + place, reader.address + bounce, length)
 
     def _find(self, span: ReadSpan, deadline_s: float) -> EngineFound:
         found = self._found.get(_life(span))
@@ -291,6 +314,9 @@ class MooncakeTransport:
             reply = self._ask(message, deadline_s)
             if not isinstance(reply, EngineFound):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to FindEngine")
+            if reply.block_bytes <= 0 or len(reply.addresses) % COLUMN_BYTES:
+                sizes = f"{reply.block_bytes}, {len(reply.addresses)}"
+                raise MalformedMessage(f"EngineFound with block_bytes, addresses of {sizes}")
             found = self._found[_life(span)] = reply
         return found
 

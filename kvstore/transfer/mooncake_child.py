@@ -15,17 +15,19 @@ import socket
 import sys
 import threading
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.frame_socket import FrameSocket
+from kvstore.transfer.device import CPU, Handle, open_device
 from kvstore.transfer.memory import address_of
-from kvstore.transfer.mooncake_engine import Engine
+from kvstore.transfer.mooncake_engine import ANYWHERE, Engine
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.engine import (
     EngineMap,
+    EngineMapBlock,
     EngineMapped,
     EngineOpen,
     EngineOpened,
@@ -36,29 +38,40 @@ from kvstore.wire.messages.engine import (
 from kvstore.wire.messages.hello import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from kvstore.transfer.device import Device
     from kvstore.wire.messages.base import Message
 
 REQUEST_BYTES_MAX: Final = 4 * limits.MIB
 """Neighbouring pages are fetched together up to this: fewer requests, and still several lanes."""
 
 
-class _Region:
-    """One mapping of a file, and whether peers may read it."""
+class _Region(NamedTuple):
+    """Memory that this process has mapped, and whether peers may read it."""
 
-    def __init__(self, fd: int, message: EngineMap) -> None:
-        # Without PROT_WRITE the kernel refuses what a peer tries to write, at once.
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if message.writable else 0)
-        # What is served is read by strangers, who should not wait for page faults; a puller maps
-        # whole segments of which it may write a page or two before it is ended.
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if message.served else 0)
-        self.map = mmap.mmap(fd, message.size_bytes, flags, protection, offset=message.file_offset)
-        self.fd = fd
-        self.size_bytes = message.size_bytes
-        self.writable = message.writable
-        self.served = message.served
-        self.address = address_of(memoryview(self.map))
+    address: int
+    size_bytes: int
+    is_writable: bool
+    is_served: bool
+    close: Callable[[], object]
+
+
+def _file_region(fd: int, message: EngineMap) -> _Region:
+    """A stretch of a file, whose descriptor is kept for its locks."""
+    # Without PROT_WRITE the kernel refuses what a peer tries to write, at once.
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if message.writable else 0)
+    # What is served is read by strangers, who should not wait for page faults; a puller maps
+    # whole segments of which it may write a page or two before it is ended.
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if message.served else 0)
+    whole = mmap.mmap(fd, message.size_bytes, flags, protection, offset=message.file_offset)
+
+    def close() -> None:
+        whole.close()
+        os.close(fd)
+
+    address = address_of(memoryview(whole))
+    return _Region(address, message.size_bytes, message.writable, message.served, close)
 
 
 class Child:
@@ -69,6 +82,7 @@ class Child:
         self._link = link
         self._engine: Engine | None = None
         self._regions: dict[int, _Region] = {}
+        self._devices: dict[str, Device] = {}
 
     def run(self) -> None:
         """Answer until the parent closes the socket (Unavailable)."""
@@ -91,7 +105,11 @@ class Child:
             raise MalformedMessage(f"{type(message).__name__} before EngineOpen")
         match message:
             case EngineMap():
-                return self._map(engine, message)
+                (fd,) = self._link.take_fds(1)
+                self._must_be_new(message.region)
+                return self._enter(engine, message.region, _file_region(fd, message))
+            case EngineMapBlock():
+                return self._map_block(engine, message)
             case EngineUnmap(region):
                 self._unmap(engine, region)
             case EnginePull():
@@ -108,23 +126,41 @@ class Child:
             raise BadValue("region", number, "a mapped region")
         return region
 
-    def _map(self, engine: Engine, message: EngineMap) -> EngineMapped:
-        (fd,) = self._link.take_fds(1)
-        if message.region in self._regions:
-            raise BadValue("region", message.region, "a number that is not in use")
-        region = _Region(fd, message)
-        if message.served:
-            engine.serve(region.address, region.size_bytes)
-        self._regions[message.region] = region
+    def _must_be_new(self, number: int) -> None:
+        if number in self._regions:
+            raise BadValue("region", number, "a number that is not in use")
+
+    def _enter(
+        self, engine: Engine, number: int, region: _Region, location: str = ANYWHERE
+    ) -> EngineMapped:
+        try:
+            if region.is_served:
+                engine.serve(region.address, region.size_bytes, location)
+        except BaseException:
+            region.close()
+            raise
+        self._regions[number] = region
         return EngineMapped(region.address)
+
+    def _map_block(self, engine: Engine, message: EngineMapBlock) -> EngineMapped:
+        """Read-only where the device enforces it (see Device.is_read_only_enforced)."""
+        name = message.device
+        descriptors = self._link.take_fds(1 if name == CPU else 0)
+        self._must_be_new(message.region)
+        if name not in self._devices:
+            self._devices[name] = open_device(name)
+        handle = Handle(message.identity, message.size_bytes, message.ipc, message.offset)
+        block = self._devices[name].open(handle, descriptors)
+        region = _Region(block.address, block.size_bytes, False, True, block.close)
+        return self._enter(engine, message.region, region, ANYWHERE if name == CPU else name)
 
     def _unmap(self, engine: Engine, number: int) -> None:
         region = self._region(number)
-        if region.served:
+        if region.is_served:
             engine.withdraw(region.address)
         # A peer that is still reading gets an error, or bytes that its own checks refuse.
         del self._regions[number]
-        os.close(region.fd)
+        region.close()
 
     def _pull(self, engine: Engine, message: EnginePull) -> None:
         region = self._region(message.region)
@@ -132,7 +168,7 @@ class Child:
         size = message.page_bytes
         if not places or len(places) != len(addresses) or size <= 0:
             raise BadValue("places", len(places), f"as many as addresses, {len(addresses)}")
-        if not region.writable or max(places) + size > region.size_bytes:
+        if not region.is_writable or max(places) + size > region.size_bytes:
             raise BadValue("places", max(places), f"{size} bytes inside a writable region")
         requests = list(joined(places, addresses, size))
         engine.pull(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 METADATA: Final = "P2PHANDSHAKE"
 """No metadata server: engines ask each other, by the names that our messages carry."""
 
+ANYWHERE: Final = "*"
+"""Memory of the host, whose place the engine finds out. A device's is called as torch calls it,
+`cuda:0`: by that name the engine chooses the network device that is nearest."""
 _SO_ATTACH_FILTER: Final = 26
 
 
@@ -43,9 +46,9 @@ class Engine:
                 _confine(listener)
         self.peer = f"{host}:{self._engine.get_rpc_port()}"
 
-    def serve(self, address: int, size_bytes: int) -> None:
+    def serve(self, address: int, size_bytes: int, location: str = ANYWHERE) -> None:
         """Let peers read this memory, and write it where its mapping allows."""
-        code = self._engine.register_memory(address, size_bytes)
+        code = self._engine.register_memory(address, size_bytes, location)
         if code != 0:
             raise ConfigError(f"transfer engine: {size_bytes} bytes not registered: code {code}")
 

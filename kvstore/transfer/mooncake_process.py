@@ -37,6 +37,7 @@ from kvstore.transfer.data_links import reply_to
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.engine import (
     EngineMap,
+    EngineMapBlock,
     EngineMapped,
     EngineOpen,
     EngineOpened,
@@ -49,6 +50,7 @@ from kvstore.wire.messages.hello import Done, Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from kvstore.transfer.device import Block
     from kvstore.wire.messages.base import Message
 
 M = TypeVar("M", bound="Message")
@@ -172,6 +174,22 @@ class EngineProcess:
         message = EngineMap(self._regions, file_offset, size_bytes, writable, served)
         deadline_s = time.monotonic() + MAP_TIMEOUT_S
         return message.region, self._call(message, EngineMapped, deadline_s, (fd,)).address
+
+    def map_block(self, block: Block) -> tuple[int, int]:
+        """Open a block of this process there, for peers to read: (region number, address).
+
+        It has to stay until the region is unmapped, or the process has ended. BadValue for memory
+        that cannot be shared.
+        """
+        handle = block.export()
+        self._regions += 1
+        message = EngineMapBlock(
+            self._regions, block.device.name, handle.device, handle.size_bytes, handle.ipc,
+            handle.offset,
+        )  # fmt: skip
+        deadline_s = time.monotonic() + MAP_TIMEOUT_S
+        mapped = self._call(message, EngineMapped, deadline_s, block.descriptors)
+        return message.region, mapped.address
 
     def unmap(self, region: int) -> None:
         """Serve a region no more."""

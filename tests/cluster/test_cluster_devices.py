@@ -16,6 +16,7 @@ from kvstore.transfer import worker_devices
 from kvstore.transfer.device import Move, open_device
 from kvstore.transfer.memory import Memory
 from tests.cluster.pages import SIZE, Pages
+from tests.cluster.transports import TRANSPORTS, every_transport
 from tests.cluster.up import FREE_PORTS, Up, kvharbor, remove_segments
 from tests.devices import DEVICES, device_named
 from tests.fakes import payload
@@ -48,9 +49,10 @@ def sealed_bytes(pages: Pages) -> dict[str, int]:
     return {each.tier: each.sealed_bytes for each in pages.store.stat().segments}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_pages_are_put_on_a_device_and_read(data_dir: Path, lent: str, transport: str) -> None:
-    with Up(data_dir, lent) as up, Pages(up.master, transport, "devices") as pages:
+    options = (lent, every_transport(data_dir))
+    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
         opened = pages.open()
         asked, usual = opened.chain(range(64)), opened.chain(range(100, 132))
         assert pages.put(opened, asked, tier="hbm") == [Stored()] * 16
@@ -64,12 +66,13 @@ def test_pages_are_put_on_a_device_and_read(data_dir: Path, lent: str, transport
 
 
 @pytest.mark.parametrize("tier", ["hbm", "dram"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_pages_go_from_a_tensor_to_the_pool_and_back(
     data_dir: Path, lent: str, transport: str, tier: str
 ) -> None:
     device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
-    with Up(data_dir, lent) as up, Pages(up.master, transport, "devices") as pages:
+    options = (lent, every_transport(data_dir))
+    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
         opened = pages.open()
         chain, places = opened.chain(range(64)), [SIZE * i for i in reversed(range(16))]
         data = b"".join(payload(key, 0, SIZE) for key in reversed(list(chain)))
@@ -141,12 +144,14 @@ def test_a_device_s_pages_end_with_the_worker_and_others_do_not(data_dir: Path, 
         assert pages.read_back(pages.store.match_prefix(opened, asked), 16) == [Hit()] * 16
 
 
+@pytest.mark.parametrize("transport", ["shm", "mooncake"])
 def test_a_device_gives_memory_back_while_a_client_reads_from_it(
-    data_dir: Path, lent: str, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, lent: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
     device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
-    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
+    options = (lent, every_transport(data_dir))
+    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
         opened = pages.open()
         chain, into = opened.chain(range(64)), device.allocate(16 * SIZE)
         pages.put(opened, chain, tier="hbm")

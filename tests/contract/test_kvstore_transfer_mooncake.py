@@ -24,6 +24,7 @@ from kvstore.transfer.mooncake_process import EngineProcess, EngineSettings
 from kvstore.transfer.transport import IngestSpan, ReadSpan
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.engine import EnginePush
+from kvstore.wire.messages.transfers import EngineFound
 from tests.contract.engine_worker import PATIENCE_S, EngineWorker, kill, stop
 from tests.fakes import payload
 
@@ -244,3 +245,26 @@ def test_a_closed_transport_answers_transport_and_others_go_on(
         bytes((Outcome.TRANSPORT,)) * len(KEYS)
     ]
     assert not any(transport.read(read_span(worker), into, PATIENCE_S))
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize(
+    ("found", "want"),
+    [
+        (EngineFound("127.0.0.1:1", 0, bytes(8)), Outcome.TRANSPORT),
+        (EngineFound("127.0.0.1:1", 1 << 20, bytes(7)), Outcome.TRANSPORT),
+        (EngineFound("127.0.0.1:1", 1 << 20, bytes(8)), Outcome.STALE),
+        (EngineFound("127.0.0.1:1", 1 << 40, b""), Outcome.STALE),
+    ],
+)
+def test_what_a_worker_serves_nowhere_is_not_read(
+    worker: EngineWorker,
+    transport: MooncakeTransport,
+    into: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    found: EngineFound,
+    want: Outcome,
+) -> None:
+    monkeypatch.setattr(worker.engine, "find", lambda _: found)
+    assert set(transport.read(read_span(worker), into, PATIENCE_S)) == {want}
+    assert [at(into, place) for place in PLACES] == [bytes(PAGE)] * len(PLACES)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kvstore.wire.messages.transfers import EngineFound
+
 GEOMETRY: Final = Geometry(4 * limits.MIB, 1 * limits.MIB)
 PAGE: Final = 64 * limits.KIB
 SETTINGS: Final = EngineSettings()
@@ -40,6 +42,13 @@ def soon() -> float:
 
 def column(*values: int) -> bytes:
     return array("Q", values).tobytes()
+
+
+def payload_address(found: EngineFound) -> int:
+    """Where a segment of the host's memory is served."""
+    assert found.block_bytes == GEOMETRY.payload_bytes
+    (address,) = array("Q", found.addresses)
+    return address
 
 
 class File:
@@ -110,7 +119,11 @@ def test_a_pull_lands_in_the_payload_and_a_peer_reads_it_there(
 
     found = worker.find("s")
     read = EnginePull(
-        found.peer, client.region, PAGE, column(15 * PAGE), column(found.address + 9 * PAGE)
+        found.peer,
+        client.region,
+        PAGE,
+        column(15 * PAGE),
+        column(payload_address(found) + 9 * PAGE),
     )
     client.process.pull(read, soon())
     assert client.buffer.map[15 * PAGE :] == pages[1]
@@ -122,7 +135,7 @@ def test_nobody_can_write_into_a_served_segment(
     client.buffer.map[:PAGE] = b"x" * PAGE
     found = worker.find("s")
     assert not client.process.push(
-        EnginePush(found.peer, client.region, PAGE, found.address), soon()
+        EnginePush(found.peer, client.region, PAGE, payload_address(found)), soon()
     )
     assert not any(segment.map[:])
 
@@ -194,7 +207,7 @@ def test_a_server_that_died_is_replaced(worker: EngineChild, client: Client) -> 
     kill(worker.server_pid)
     found = worker.find("s")
     assert found.peer != before.peer
-    read = EnginePull(found.peer, client.region, PAGE, column(0), column(found.address))
+    read = EnginePull(found.peer, client.region, PAGE, column(0), column(payload_address(found)))
     client.process.pull(read, soon())
 
 

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.device import Device
     from kvstore.wire.messages.base import Message
     from tests.fake_disk import FakeDisk
+    from workers.ingest import EngineDesk
     from workers.tiers.tier import Segment
 
 CLUSTER: Final = "testing"
@@ -234,7 +235,8 @@ class Rig:
         line = ReportLine(identity.renewed())
         clock = SystemClock() if clock is None else clock
         staging = None if disk is None else self._staging(folder, clock)
-        self.service = Service(self.state, segments, clock, line, staging=staging, mover_threads=2)
+        desk = self.engine_desk(clock)
+        self.service = Service(self.state, segments, clock, line, desk, staging, mover_threads=2)
         self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
         self.control = ControlLink(self.service, [leader.address], identity, self.refusals.put)
         self.service.control = self.control
@@ -252,6 +254,10 @@ class Rig:
             segment.close()
         if self.service.staging is not None:
             self.service.staging.segment.close()
+
+    def engine_desk(self, clock: Clock) -> EngineDesk | None:
+        """None here: see tests.contract.engine_rig."""
+        return None
 
     def _staging(self, folder: Path, clock: Clock) -> Staging:
         """Room for one chunk of pages on their way from the disk to readers."""

@@ -105,14 +105,15 @@ def test_one_host_comes_before_a_faster_medium_and_that_before_cost(
     assert ranks == sorted(set(ranks), key=lambda rank: rank or 0)
 
 
-@pytest.mark.parametrize("tier", ["hbm", "nvme"])
-def test_the_engine_reaches_memory_alone(kinds: dict[str, Kind], tier: str) -> None:
+@pytest.mark.parametrize("tier", ["nvme", "of the future"])
+@pytest.mark.parametrize("memory", ["dram", "hbm"])
+def test_the_engine_reaches_memory_alone(kinds: dict[str, Kind], tier: str, memory: str) -> None:
     ways = (("mooncake", "m", 0), ("tcp", "t", 9))
     choice = chosen(["mooncake", "tcp"])
     choice.transport(ref(*ways, tier=tier), TIMEOUT_S)
     assert (kinds["mooncake"].opened, kinds["tcp"].opened) == ([], ["t"])
     assert choice.rank(ref(ways[0], tier=tier), TIMEOUT_S) is None
-    choice.transport(ref(*ways), TIMEOUT_S)
+    choice.transport(ref(*ways, tier=memory), TIMEOUT_S)
     assert kinds["mooncake"].opened == ["m"]
 
 

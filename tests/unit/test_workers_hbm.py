@@ -278,6 +278,20 @@ def test_what_readers_have_open_goes_when_they_have_closed_it() -> None:
     assert device.free_bytes == 4 * CHUNK
 
 
+def test_a_share_may_be_closed_chunk_by_chunk() -> None:
+    device = TamperedDevice(4 * CHUNK)
+    segment = opened(device)
+    with segment.shared("an engine"):
+        segment.release([0, 1, 2])
+    segment.unshare("an engine", [1, 3, 99])
+    assert device.free_bytes == CHUNK
+    segment.release([3])
+    assert device.free_bytes == 2 * CHUNK
+    segment.unshare("an engine", [0, 2])
+    assert device.free_bytes == 4 * CHUNK
+    segment.close()
+
+
 def test_a_share_that_could_not_be_sent_keeps_nothing() -> None:
     device = TamperedDevice(4 * CHUNK)
     segment = opened(device)

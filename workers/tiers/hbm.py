@@ -32,7 +32,7 @@ from workers.tiers.mapped_records import MappedRecords
 from workers.tiers.segment_file import fresh_incarnation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from kvstore.ids import SegmentId
     from kvstore.segment import Geometry
@@ -88,8 +88,8 @@ class HbmSegment:
         self.locks: Final = LeaseOnly()
         self._changed = threading.Condition()
         self._uses: Counter[int] = Counter()
-        self._shares: dict[int, frozenset[int]] = {}
-        """Chunks that readers elsewhere have opened, by share."""
+        self._shares: dict[Hashable, frozenset[int]] = {}
+        """Chunks that other processes have opened, by share."""
         self._leaving: dict[int, Block] = {}
         """Released, and still open somewhere."""
         free, want = device.free_bytes, geometry.payload_bytes
@@ -123,7 +123,7 @@ class HbmSegment:
             return dict(self._chunks)
 
     @contextmanager
-    def shared(self, share: int) -> Iterator[dict[int, Block]]:
+    def shared(self, share: Hashable) -> Iterator[dict[int, Block]]:
         """The chunks that have their memory, by number, for handles: kept until `unshare(share)`.
 
         Undone where the block raises.
@@ -137,10 +137,13 @@ class HbmSegment:
             self.unshare(share)
             raise
 
-    def unshare(self, share: int) -> None:
-        """A reader has closed what it opened. Safe to repeat."""
+    def unshare(self, share: Hashable, chunks: Iterable[int] | None = None) -> None:
+        """Whoever has this share closed what it opened, or these chunks of it. Safe to repeat."""
         with self._changed:
-            self._shares.pop(share, None)
+            held = self._shares.pop(share, frozenset())
+            left = held.difference(held if chunks is None else chunks)
+            if left:
+                self._shares[share] = left
         self._close_left()
 
     def open_for_reader(self) -> int:
@@ -201,7 +204,7 @@ class HbmSegment:
         """Give the memory of these chunks back, once what runs there has ended. Safe to repeat.
 
         Their extents are refused from now on. The last lease on them has ended and their records
-        are FREE. What readers have opened goes once they have closed it: a device must not take
+        are FREE. What others have opened goes once they have closed it: a device must not take
         memory back that another process has open.
         """
         numbers = list(chunks)

@@ -39,6 +39,22 @@ class EngineMap(Message, frozen=True, tag=162):
     """Register it with the engine, so that peers can read it."""
 
 
+class EngineMapBlock(Message, frozen=True, tag=167):
+    """Open a block of a device by its handle, and let peers read it -> EngineMapped.
+
+    On the device cpu its memfd rides along.
+    """
+
+    region: int
+    device: str
+    """What a configuration calls the device."""
+    identity: str
+    """The device as every process knows it; this and what follows as in AttachDeviceBuffer."""
+    size_bytes: int
+    ipc: bytes
+    offset: int
+
+
 class EngineMapped(Message, frozen=True, tag=163):
     """`address` is where peers find the region's first byte."""
 

@@ -186,7 +186,13 @@ class FindEngine(Message, frozen=True, tag=121):
 
 
 class EngineFound(Message, frozen=True, tag=122):
-    """Worker to client: the engine's name (host:port), and the address of payload offset 0."""
+    """Worker to client: the engine's name (host:port), and where it has the payload's blocks.
+
+    Memory of the host is one block; of a device each chunk is one, wherever it lies, and one that
+    was given back has none. No page lies in two.
+    """
 
     peer: str
-    address: int
+    block_bytes: int
+    addresses: bytes
+    """Packed u64 column, one entry a block; 0 for one that is not there."""
