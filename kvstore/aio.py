@@ -265,8 +265,7 @@ class AsyncKVStore:
         timeout_s: float | None = None,
     ) -> AsyncIterator[list[memoryview | Miss]]:
         """See KVStore.views."""
-        places = checks.view_places(locations, pages)
-        request = self._calls.read_request(locations, part, places, timeout_s)
+        request = self._calls.view_request(locations, part, pages, timeout_s)
         viewer = Viewer(self._choice)
         try:
             await self._open_transports(locations)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from kvstore import limits
 from kvstore.client import checks
 from kvstore.client.device_mover import DeviceMover
@@ -208,6 +210,14 @@ class Calls:
         places = checks.check_read(locations, part, offsets)
         moved = locations.part_bytes(part) * len(places)
         return ReadRequest(locations, part, places, self.deadline_s(timeout_s, moved))
+
+    def view_request(
+        self, locations: Locations, part: int, pages: int | None, timeout_s: float | None
+    ) -> ReadRequest:
+        """A checked request for views of the first `pages` pages: its places are their numbers."""
+        places = checks.view_places(locations, pages)
+        request = self.read_request(locations, part, places, timeout_s)
+        return msgspec.structs.replace(request, needs_lease=True)
 
     def read_steps(self, request: ReadRequest, pages: Mover | Viewer) -> Steps[list[ReadOutcome]]:
         """The plan of a read, by the transports that `pages` has."""

@@ -55,23 +55,35 @@ class Piece(msgspec.Struct, frozen=True):
     first: int
     located: Located
     deadline_s: float | None
-    """When the reader must stop (I9), on its own clock; None when no lease was wanted."""
+    """When the reader must stop (I9), on its own clock; None without a lease."""
     renew_at_s: float
+    is_in_doubt: bool = False
+    """A lease was wanted and none could be granted: the leader's own is in doubt."""
 
     @classmethod
     def of(cls, first: int, located: Located, sent_at_s: float, leased: bool) -> Piece:
         """Count the lease from before the question left."""
-        deadline_s = holder_deadline_s(sent_at_s, located.lease_ttl_s) if leased else None
-        return cls(first, located, deadline_s, sent_at_s + located.lease_ttl_s / 2)
+        is_leased = leased and located.lease_ttl_s > 0
+        deadline_s = holder_deadline_s(sent_at_s, located.lease_ttl_s) if is_leased else None
+        renew_at_s = sent_at_s + located.lease_ttl_s / 2
+        return cls(first, located, deadline_s, renew_at_s, leased and not is_leased)
 
     def needs_renewal(self, now_s: float) -> bool:
         """Whether the lease is in its second half."""
         return self.deadline_s is not None and now_s >= self.renew_at_s
 
+    def left_s(self, now_s: float) -> float:
+        """What is left of the lease; nothing without one."""
+        return 0.0 if self.deadline_s is None else self.deadline_s - now_s
+
     def renewed(self, sent_at_s: float, ttl_s: float) -> Piece:
         """The same places under a new lease."""
         deadline_s = holder_deadline_s(sent_at_s, ttl_s)
         return Piece(self.first, self.located, deadline_s, sent_at_s + ttl_s / 2)
+
+    def not_renewed(self, now_s: float) -> Piece:
+        """The same lease, to be renewed when half of what is left of it has passed."""
+        return msgspec.structs.replace(self, renew_at_s=now_s + self.left_s(now_s) / 2)
 
 
 class Locations(msgspec.Struct, frozen=True):

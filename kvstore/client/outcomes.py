@@ -42,6 +42,8 @@ class MissReason(StrEnum):
     """Not in the pool, or no readable replica."""
     LEASE_ENDED = "lease_ended"
     """The lease ran out before the bytes were verified."""
+    NO_LEASE = "no_lease"
+    """The leader could grant no lease just now, and views need one."""
     CHECKSUM = "checksum"
     """Every replica's bytes differ from the writer's checksum; reported."""
     STALE = "stale"

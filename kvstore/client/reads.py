@@ -17,7 +17,7 @@ from kvstore import limits
 from kvstore.client.locations import Locations, Piece
 from kvstore.client.outcomes import Hit, Miss, MissReason, ReadOutcome, miss_reason
 from kvstore.client.steps import ReadPages, Steps, WipePages, ask, move
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.transfer.transport import COLUMN_BYTES, ReadSpan, column
 from kvstore.wire.messages.common import Outcome, SegmentRef
@@ -33,6 +33,7 @@ ROUND_BYTES_MAX: Final = 256 * limits.MIB
 """Bytes between two looks at the lease: 1 s at 256 MB/s, a tenth of the lease."""
 SUSPECTS_PER_READ_MAX: Final = 32
 REPORT_TIMEOUT_S: Final = 1.0
+RENEW_TIMEOUT_S: Final = 1.0
 
 _SUSPECT: Final = frozenset((Outcome.CHECKSUM, Outcome.STALE))
 """Under a valid lease neither the bytes nor the record of a page may be anything but its own."""
@@ -51,6 +52,8 @@ class ReadRequest(msgspec.Struct, frozen=True):
     part: int
     places: tuple[int, ...]
     deadline_s: float
+    needs_lease: bool = False
+    """For views, which stay where they are: what a leader in doubt has located is a miss."""
 
 
 class _Stretch(msgspec.Struct):
@@ -96,10 +99,7 @@ class _Read:
         self.queue: deque[_Stretch] = deque()
         self.suspects_left = SUSPECTS_PER_READ_MAX
         for stretch in self._stretches(rank):
-            if stretch.copies:
-                self.queue.append(stretch)
-            else:
-                self.miss(stretch, MissReason.UNREACHABLE)
+            self._begin(stretch)
 
     def _stretches(self, rank: Rank) -> Iterator[_Stretch]:
         """Located pages within the request; replicas that no transport reaches are left out."""
@@ -121,6 +121,15 @@ class _Read:
                 copies = tuple([copy for _, copy in reachable])
                 yield _Stretch(piece, first, 0, pages, copies)
 
+    def _begin(self, stretch: _Stretch) -> None:
+        """Queue what may be read."""
+        if not stretch.copies:
+            self.miss(stretch, MissReason.UNREACHABLE)
+        elif self.request.needs_lease and stretch.piece.is_in_doubt:
+            self.miss(stretch, MissReason.NO_LEASE)
+        else:
+            self.queue.append(stretch)
+
     def miss(self, stretch: _Stretch, reason: MissReason) -> None:
         """All pages of the stretch are misses."""
         pages = slice(stretch.first, stretch.first + stretch.pages)
@@ -131,7 +140,7 @@ class _Read:
         self.outcomes[stretch.first : stretch.first + stretch.pages] = [_HIT] * stretch.pages
 
     def leased(self, stretch: _Stretch) -> bool:
-        """Whether nobody may have reused these extents yet, or no lease was wanted."""
+        """Whether nobody may have reused these extents yet, or there never was a lease."""
         deadline_s = stretch.piece.deadline_s
         return deadline_s is None or self.clock.now_s() < deadline_s
 
@@ -242,14 +251,27 @@ def _renewed(read: _Read, stretches: list[_Stretch]) -> Steps[list[_Stretch]]:
 
 
 def _renew(read: _Read, stretch: _Stretch) -> Steps[list[_Stretch]]:
-    """Ask for the lease again; pages that are gone by now are misses."""
+    """Ask for the lease again; pages that are gone by now are misses.
+
+    Where nobody can renew it, the read goes on under what is left of it, half of which is kept.
+    """
     if read.left_s() <= 0:
         return [stretch]  # whose time is up as well
+    patience_s = min(read.left_s(), RENEW_TIMEOUT_S)
+    if (lease_left_s := stretch.piece.left_s(read.clock.now_s())) > 0:
+        patience_s = min(patience_s, lease_left_s / 2)
     _, generations, _ = stretch.columns()
     keys = read.span(stretch).keys
     sent_at_s = read.clock.now_s()
     message = RenewLease(read.request.locations.opened.namespace.id, keys, generations)
-    reply = yield from ask(message, LeaseRenewed, read.left_s())
+    try:
+        reply = yield from ask(message, LeaseRenewed, patience_s)
+    except (Unavailable, StaleEpoch):
+        if read.leased(stretch):
+            piece = stretch.piece.not_renewed(read.clock.now_s())
+            return [msgspec.structs.replace(stretch, piece=piece)]
+        read.miss(stretch, MissReason.LEASE_ENDED)
+        return []
     renewed = reply.renewed.ljust(stretch.pages, b"\0")[: stretch.pages]
     piece = stretch.piece.renewed(sent_at_s, reply.lease_ttl_s)
     good: list[_Stretch] = []

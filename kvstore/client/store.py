@@ -305,12 +305,11 @@ class KVStore:
     ) -> Iterator[list[memoryview | Miss]]:
         """The first `pages` located pages where they lie, without copying (shm only).
 
-        Read-only and verified; their worker does not reuse their memory until the block ends. An
-        array made of a view must be gone by then: else its page stays locked until it is, and a
-        ResourceWarning says so.
+        Read-only and verified; their worker does not reuse their memory until the block ends.
+        Misses where the leader could grant no lease. An array made of a view must be gone by
+        then: else its page stays locked until it is, and a ResourceWarning says so.
         """
-        places = checks.view_places(locations, pages)
-        request = self._calls.read_request(locations, part, places, timeout_s)
+        request = self._calls.view_request(locations, part, pages, timeout_s)
         viewer = Viewer(self._choice)
         try:
             outcomes = self._run(self._calls.read_steps(request, viewer), viewer)

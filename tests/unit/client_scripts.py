@@ -80,6 +80,8 @@ class Script(Performer):
         self.memory = Memory.of("memory", bytearray(size_bytes), writable=True)
         self.answers: deque[Message | KVStoreError | Callable[[Message], Message]] = deque()
         self.asked: list[Message] = []
+        self.patience: list[float] = []
+        """How long each answer was to be waited for."""
         self.pauses: list[float] = []
         self.ingested: list[IngestSpan] = []
         self.spans_read: list[ReadSpan] = []
@@ -99,6 +101,7 @@ class Script(Performer):
         """The next answer of the list."""
         assert timeout_s >= 0, message
         self.asked.append(message)
+        self.patience.append(timeout_s)
         if isinstance(message, AbortPut):
             return Done()
         assert self.answers, f"not in the script: {message!r}"

@@ -14,7 +14,7 @@ from kvstore.client.locations import (
 from kvstore.client.outcomes import Hit, Miss, MissReason
 from kvstore.client.reads import ReadRequest, read_steps
 from kvstore.client.steps import drive
-from kvstore.errors import Unavailable
+from kvstore.errors import DeadlineExceeded, KVStoreError, NotLeader, Unavailable
 from kvstore.wire.messages.common import Outcome, SegmentRef
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
@@ -69,6 +69,12 @@ class Pool:
 
     def read(self, match: Match, timeout_s: float = 10.0) -> list[ReadOutcome]:
         request = ReadRequest(match, 0, self.places, self.script.clock.now_s() + timeout_s)
+        return drive(read_steps(request, self.script.clock, rank), self.script)
+
+    def view(self, match: Match) -> list[ReadOutcome]:
+        """As read, but for what stays where it is."""
+        deadline_s = self.script.clock.now_s() + 10.0
+        request = ReadRequest(match, 0, self.places, deadline_s, needs_lease=True)
         return drive(read_steps(request, self.script.clock, rank), self.script)
 
     def spoil(self, where: str, page: int, *codes: Outcome) -> None:
@@ -245,11 +251,57 @@ def test_renewals_take_their_time_from_the_read() -> None:
     assert pool.script.spans_read == []
 
 
-def test_a_lease_that_cannot_be_granted_makes_misses() -> None:
+def test_a_renewal_that_grants_nothing_makes_misses() -> None:
     pool = Pool(1)
-    match = pool.match(ttl_s=0.0)
+    match = pool.match()
+    pool.script.clock.advance(100.0)
     pool.script.will(LeaseRenewed(0.0, b"\1"))
     assert pool.read(match) == [Miss(MissReason.LEASE_ENDED)]
+
+
+def test_without_a_lease_because_the_leader_is_in_doubt_pages_are_copied() -> None:
+    pool = Pool(2)
+    match = pool.match(ttl_s=0.0)
+    assert match.leased_until_s == 0.0
+    pool.script.clock.advance(100.0)
+    pool.spoil("near", 1, Outcome.CHECKSUM, Outcome.CHECKSUM)
+    assert pool.read(match) == [Hit(), Miss(MissReason.CHECKSUM)]
+    pool.assert_wiped(1)
+    assert pool.script.asked_of(RenewLease) == []
+    assert pool.script.asked_of(ReportSuspect) == []  # it may have been reused
+
+
+def test_what_needs_a_lease_is_a_miss_while_the_leader_is_in_doubt() -> None:
+    pool = Pool(2)
+    assert pool.view(pool.match(ttl_s=0.0)) == [Miss(MissReason.NO_LEASE)] * 2
+    assert pool.script.spans_read == []
+    assert pool.view(pool.match()) == [Hit()] * 2
+    assert pool.view(pool.match(lease=False)) == [Hit()] * 2  # as its caller wants
+
+
+@pytest.mark.parametrize("refusal", [Unavailable("in doubt"), NotLeader(), DeadlineExceeded("")])
+def test_a_read_goes_on_while_its_lease_lasts_though_nobody_renews_it(
+    monkeypatch: pytest.MonkeyPatch, refusal: KVStoreError
+) -> None:
+    monkeypatch.setattr("kvstore.client.reads.ROUND_BYTES_MAX", SIZE)
+    pool = Pool(5)
+    match = pool.match()
+    pool.script.read_takes_s = 3.0
+    pool.script.will(*[refusal] * 5)
+    ended = Miss(MissReason.LEASE_ENDED)
+    assert pool.read(match, timeout_s=60) == [Hit(), Hit(), Hit(), ended, ended]
+    for page in (3, 4):
+        pool.assert_wiped(page)
+    assert len(pool.script.asked_of(RenewLease)) == 3
+
+
+def test_a_renewal_never_takes_more_than_half_of_what_the_lease_has_left() -> None:
+    pool = Pool(1)
+    match = pool.match()
+    pool.script.clock.advance(9.3)
+    pool.script.will(Unavailable("in doubt"))
+    assert pool.read(match, timeout_s=60) == [Hit()]
+    assert pool.script.patience[-1] == pytest.approx(0.1)
 
 
 def test_long_reads_renew_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
