@@ -5,6 +5,7 @@ Must not know who asks for a change, nor how one is kept (policy_requests).
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
@@ -80,12 +81,13 @@ class InForce(Generic[P]):
 
 
 class AdmissionInForce(InForce[AdmissionPolicy]):
-    """Of one tier, of which a policy that takes over has to hear how large it is."""
+    """Of one tier. A policy that takes over has to hear how large it is and what was written."""
 
     def __init__(self, name: str, parameters: Mapping[str, object]) -> None:
-        """As InForce; the tier is empty."""
+        """As InForce; the tier is empty, and nothing of a budget is used up."""
         super().__init__(registry.admission, registry.ADMISSION, name, parameters)
         self._capacity_bytes = 0
+        self._noted_bytes = 0
 
     def admits(self, candidate: Candidate, now_s: float) -> bool:
         """Whether the pages are to be written; if so the caller does write them."""
@@ -96,6 +98,24 @@ class AdmissionInForce(InForce[AdmissionPolicy]):
         self._capacity_bytes = capacity_bytes
         self.policy.resize(capacity_bytes)
 
+    def begin_with(self, spent_bytes: int) -> None:
+        """What an earlier master has noted of the budget."""
+        self._noted_bytes = spent_bytes
+        self.policy.begin_with(spent_bytes)
+
+    def to_note(self) -> int | None:
+        """Bytes of the budget to be noted as used up, if the last note is too far off.
+
+        Never less than what is: a grain is noted ahead of being spent.
+        """
+        spent = self.policy.spent()
+        ahead = self._noted_bytes - spent.size_bytes
+        if 0 <= ahead <= 4 * spent.grain_bytes:
+            return None
+        self._noted_bytes = ceil(spent.size_bytes + spent.grain_bytes)
+        return self._noted_bytes
+
     def _replace(self, name: str, policy: AdmissionPolicy) -> None:
         super()._replace(name, policy)
         policy.resize(self._capacity_bytes)
+        policy.begin_with(self._noted_bytes)

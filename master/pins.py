@@ -200,6 +200,10 @@ class Pins:
         """The same, with soft-pinned ones, unless the last page is one."""
         return self.kept(run) if self.is_soft(run) else self._up_to_last(run, bool)
 
+    def named(self, run: Run) -> int:
+        """How many leading pages of `run` there are up to the last pinned one, soft or hard."""
+        return self._up_to_last(run, bool)
+
     def _up_to_last(self, run: Run, holds: Callable[[dict[str, Pin] | None], bool]) -> int:
         by_page = self._by_page.get(run.namespace)
         if not by_page:

@@ -56,6 +56,7 @@ from master import (
     suspects,
     tiering,
     tombstones,
+    write_budget,
 )
 from master.core import Core
 from master.event_ring import EventRing
@@ -154,6 +155,8 @@ class MasterState:
                 self.core.pins.restore(self.core.namespaces, key, value)
             elif key.startswith(policy_requests.PREFIX):
                 policy_requests.restore(self.core, key, value)
+            elif key == write_budget.KEY:
+                write_budget.restore(self.core, value)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Change the state by one event; what is to be done about it, in order.

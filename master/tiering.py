@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
-from master import moves, placing, victims
+from master import moves, placing, victims, write_budget
 from master.draining import drain_piece
 from master.moves import MoveKind, Wish
 from master.segments import RANKS
@@ -263,16 +263,19 @@ def _demote(
     if target is None:
         lacking[size_class] += len(pages) * size_class
         return False
-    if tier is Tier.NVME and not _is_admitted(core, run, len(pages) * size_class):
+    pinned = pages[: max(0, core.pins.named(run) - pages.start)]
+    pages = pinned or pages  # what is above a pinned page stays as long as that, and goes with it
+    if tier is Tier.NVME and not _is_admitted(core, run, pages, size_class, bool(pinned)):
         core.counters[f"demotions_refused_{core.admission.name}"] += 1
         return False
     moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
     return True
 
 
-def _is_admitted(core: Core, run: Run, size_bytes: int) -> bool:
+def _is_admitted(core: Core, run: Run, pages: range, size_class: int, is_pinned: bool) -> bool:
     chance = core.eviction.reuse_probability(run, core.now)
-    return core.admission.admits(Candidate(size_bytes, run.touches, chance), core.now)
+    candidate = Candidate(len(pages) * size_class, run.touches, chance, is_pinned)
+    return write_budget.is_admitted(core, candidate)
 
 
 def last_unsafe(core: Core, run: Run, copy: Copy) -> range:

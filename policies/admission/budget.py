@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
-from policies.admission.protocol import AdmissionPolicy
+from policies.admission.protocol import AdmissionPolicy, Spent
 from policies.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Budget(AdmissionPolicy):
         self.parameters = BudgetParameters()
         self._capacity_bytes = 0
         self._spent_bytes = 0.0
-        self._at_s = 0.0
+        self._at_s: float | None = None
+        """When so much was spent; None: the next question begins it."""
 
     @property
     def bytes_per_s(self) -> float:
@@ -53,16 +54,30 @@ class Budget(AdmissionPolicy):
         """The budget is a share of it."""
         self._capacity_bytes = capacity_bytes
 
+    def spent(self) -> Spent:
+        """Noted to a hundredth of the bucket, at least to the writes of a minute."""
+        rate = self.bytes_per_s
+        return Spent(self._spent_bytes, rate * max(self.parameters.burst_s / 100, 60.0))
+
+    def begin_with(self, spent_bytes: float) -> None:
+        """So much was used up before."""
+        self._spent_bytes, self._at_s = spent_bytes, None
+
     def admits(self, candidate: Candidate, now_s: float) -> bool:
-        """Whether these pages are worth their part of what is left; if so it is spent."""
+        """Whether these pages are worth their part of what is left; if so it is spent.
+
+        Pinned ones are, and may overdraw it: others wait until that is made up for.
+        """
         rate = self.bytes_per_s
         bucket_bytes = rate * self.parameters.burst_s
-        self._spent_bytes = max(0.0, self._spent_bytes - rate * (now_s - self._at_s))
+        since_s = 0.0 if self._at_s is None else now_s - self._at_s
+        self._spent_bytes = max(0.0, self._spent_bytes - rate * since_s)
         self._at_s = now_s
-        if self._spent_bytes + candidate.size_bytes > bucket_bytes:
-            return False
-        choosy_bytes = self._spent_bytes - FOR_ANY * bucket_bytes
-        if choosy_bytes > candidate.likelihood * (1 - FOR_ANY) * bucket_bytes:
-            return False
+        if not candidate.is_pinned:
+            if self._spent_bytes + candidate.size_bytes > bucket_bytes:
+                return False
+            choosy_bytes = self._spent_bytes - FOR_ANY * bucket_bytes
+            if choosy_bytes > candidate.likelihood * (1 - FOR_ANY) * bucket_bytes:
+                return False
         self._spent_bytes += candidate.size_bytes
         return True

@@ -23,13 +23,25 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """Uses, as far as they are remembered; the put is the first."""
     reuse_probability: float | None = None
     """What the eviction policy believes, where it has an opinion."""
+    is_pinned: bool = False
+    """Somebody has said that they are to stay in the pool: to be taken by every policy that takes
+    anything."""
 
     @property
     def likelihood(self) -> float:
-        """Probability of another use: the policy's, else what the number of uses tells."""
+        """Probability of another use: a pin's, the policy's, else what the number of uses tells."""
+        if self.is_pinned:
+            return 1.0
         if self.reuse_probability is not None:
             return self.reuse_probability
         return USED_AGAIN_PROBABILITY if self.touches >= 2 else USED_ONCE_PROBABILITY
+
+
+class Spent(msgspec.Struct, frozen=True, gc=False):
+    """Bytes of a budget that are used up now, and how far off a note of that may be."""
+
+    size_bytes: float
+    grain_bytes: float
 
 
 class AdmissionPolicy(Protocol):
@@ -44,4 +56,12 @@ class AdmissionPolicy(Protocol):
 
     def resize(self, capacity_bytes: int) -> None:
         """So much the tier holds."""
+        return
+
+    def spent(self) -> Spent:
+        """What is used up of a budget of writes, where there is one."""
+        return Spent(0.0, 0.0)
+
+    def begin_with(self, spent_bytes: float) -> None:
+        """Of a budget, so much was used up before; its time begins with the next question."""
         return

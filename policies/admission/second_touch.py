@@ -32,5 +32,5 @@ class SecondTouch(AdmissionPolicy):
         self.parameters = SecondTouchParameters()
 
     def admits(self, candidate: Candidate, now_s: float) -> bool:
-        """Whether there were enough uses."""
-        return candidate.touches >= self.parameters.touches
+        """Whether there were enough uses, or a pin promises one."""
+        return candidate.is_pinned or candidate.touches >= self.parameters.touches

@@ -17,6 +17,7 @@ from policies.admission.protocol import USED_AGAIN_PROBABILITY, USED_ONCE_PROBAB
 SIZE = 1000
 ONCE, TWICE = Candidate(SIZE, 1), Candidate(SIZE, 2)
 SURE, UNLIKELY = Candidate(SIZE, 1, 0.95), Candidate(SIZE, 9, 0.05)
+PINNED = Candidate(SIZE, 1, 0.0, is_pinned=True)
 
 
 def budget(bytes_per_s: float, burst_s: float = 100.0) -> Budget:
@@ -30,16 +31,16 @@ def budget(bytes_per_s: float, burst_s: float = 100.0) -> Budget:
 @pytest.mark.parametrize(
     ("name", "admitted"),
     [
-        ("all", [True, True, True, True]),
-        ("none", [False, False, False, False]),
-        ("second-touch", [False, True, False, True]),
-        ("learned", [True, True, True, False]),
-        ("budget", [False, False, False, False]),  # of no drive
+        ("all", [True, True, True, True, True]),
+        ("none", [False, False, False, False, False]),
+        ("second-touch", [False, True, False, True, True]),
+        ("learned", [True, True, True, False, True]),
+        ("budget", [False, False, False, False, True]),  # of no drive
     ],
 )
 def test_what_each_admits(name: str, admitted: list[bool]) -> None:
     policy = registry.admission(name)
-    asked = (ONCE, TWICE, SURE, UNLIKELY)
+    asked = (ONCE, TWICE, SURE, UNLIKELY, PINNED)
     assert [policy.admits(candidate, 0.0) for candidate in asked] == admitted
     assert len(registry.ADMISSION) == 5
 
@@ -121,3 +122,27 @@ def test_the_budget_holds_over_any_time(seed: int, mean_gap_s: float, burst_s: f
 
 def test_a_page_larger_than_the_whole_bucket_is_never_written() -> None:
     assert not budget(bytes_per_s=1.0, burst_s=999.0).admits(SURE, 1e6)
+
+
+def test_pinned_pages_overdraw_the_budget_at_the_cost_of_others() -> None:
+    policy = budget(bytes_per_s=SIZE)
+    assert all(policy.admits(PINNED, 0.0) for _ in range(150))
+    assert not policy.admits(SURE, 50.0)
+    assert policy.admits(SURE, 60.0)
+
+
+def test_a_budget_goes_on_where_the_last_one_was() -> None:
+    policy = budget(bytes_per_s=SIZE)
+    policy.begin_with(99 * SIZE)
+    assert not policy.admits(SURE, 1e6), "its time has not begun before"
+    assert policy.spent().size_bytes == 99 * SIZE
+    assert not policy.admits(SURE, 1e6 + 1.0)
+    assert policy.admits(SURE, 1e6 + 9.0)
+    assert policy.spent().size_bytes == 91 * SIZE
+
+
+@pytest.mark.parametrize(("burst_s", "grain_s"), [(86_400.0, 864.0), (6001.0, 60.01), (1.0, 60.0)])
+def test_notes_of_what_is_spent_are_coarse(burst_s: float, grain_s: float) -> None:
+    assert budget(10.0, burst_s).spent().grain_bytes == pytest.approx(10 * grain_s)
+    nothing = registry.admission("all").spent()
+    assert (nothing.size_bytes, nothing.grain_bytes) == (0.0, 0.0)

@@ -1,0 +1,37 @@
+"""What of the drives' budget of writes is used up, kept for the next master.
+
+Owns the key `write-budget`. A bucket that were full at every start would be none where masters
+often begin. Nothing is made up for while nobody leads: that errs on the side of the drive.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from master.core import Core
+    from policies.admission.protocol import Candidate
+
+KEY: Final = "write-budget"
+_BYTES: Final = struct.Struct("<Q")
+
+
+def is_admitted(core: Core, candidate: Candidate) -> bool:
+    """Whether the pages may be written to a drive; if so they count."""
+    admitted = core.admission.admits(candidate, core.now)
+    noted_bytes = core.admission.to_note()
+    if noted_bytes is not None:
+        core.persist(((KEY, _BYTES.pack(noted_bytes)),))
+    return admitted
+
+
+def restore(core: Core, value: bytes) -> None:
+    """Take in the durable value; ConfigError when it is not ours."""
+    try:
+        (spent_bytes,) = _BYTES.unpack(value)
+    except struct.error as error:
+        raise ConfigError(f"metadata value {KEY}: {error}") from error
+    core.admission.begin_with(spent_bytes)
