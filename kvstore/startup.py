@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-SECTIONS: Final = ("cluster", "master", "worker")
+SECTIONS: Final = ("cluster", "master", "worker", "etcd")
 """What a file that all programs share may hold; each reads what concerns it."""
 
 
