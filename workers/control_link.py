@@ -1,13 +1,13 @@
 """The control connection to the leader: an event loop in a thread of its own.
 
 Carries heartbeats, inventories and commands, and nothing of the data plane, so that no copy can
-delay a heartbeat (I27). Finds the leader among the configured masters and comes back to it.
+delay a heartbeat (I27). Finds the leader among the masters (kvstore.rpc.search) and comes back to
+it. Once the worker has fenced itself for want of answers, it is looked whether another leads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import threading
@@ -16,10 +16,19 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
-from kvstore.errors import AccessDenied, KVStoreError, StaleEpoch, Unavailable, VersionMismatch
-from kvstore.rpc.backoff import Backoff
+from kvstore.errors import (
+    AccessDenied,
+    KVStoreError,
+    MalformedMessage,
+    NotLeader,
+    StaleEpoch,
+    Unavailable,
+    VersionMismatch,
+)
 from kvstore.rpc.failure import failure_of
+from kvstore.rpc.search import SILENT_PATIENCE_S, Search
 from kvstore.rpc.server import dial_peer
+from kvstore.wire.messages.membership import WorkerAccepted
 from kvstore.wire.messages.puts import Ingest
 from workers.events import (
     MOVER,
@@ -60,7 +69,7 @@ class ControlLink:
     ) -> None:
         """Dial nothing yet. `on_refused` hears of a refusal before the first connection."""
         self._service = service
-        self._masters = tuple(masters)
+        self._search = Search(masters, Random(os.urandom(8)))
         self._identity = identity
         self._on_refused = on_refused
         self._thread = threading.Thread(target=self._run, name="worker-control")
@@ -68,6 +77,9 @@ class ControlLink:
         self._loop: asyncio.AbstractEventLoop
         self._main: asyncio.Task[None]
         self._peer: Peer | None = None
+        self._address = ""
+        """Of the peer."""
+        self._looking: asyncio.Task[None] | None = None
         self._commands: dict[int, tuple[Peer, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
@@ -116,16 +128,17 @@ class ControlLink:
         self._main = task
         self._ready.set()
         ticking = asyncio.create_task(self._tick())
-        backoff = Backoff(Random(os.urandom(8)))
+        search = self._search
         try:
-            for turn in itertools.count():
-                address = self._masters[turn % len(self._masters)]
+            while True:
+                address = search.next()
                 try:
-                    await self._stay(address)
-                    backoff.succeeded()
+                    ended = await self._stay(address)
                 except KVStoreError as error:
                     self._refused(address, error)
-                await asyncio.sleep(backoff.failed())
+                    ended = error
+                search.failed(address, ended)
+                await asyncio.sleep(search.next_s(ended.retry_after_s))
         finally:
             ticking.cancel()
             for each in tuple(self._tasks):
@@ -139,11 +152,15 @@ class ControlLink:
         if isinstance(error, REFUSALS) and not self._was_connected:
             self._on_refused(error)
 
-    async def _stay(self, address: str) -> None:
-        """Be connected to the master at `address`; returns when the connection has ended."""
+    async def _stay(self, address: str) -> KVStoreError:
+        """Be connected to the master at `address`; why the connection has ended."""
         ended = asyncio.Event()
-        peer = await dial_peer(address, self._identity, self._on_request, lambda _: ended.set())
-        self._peer, self._was_connected = peer, True
+        patience_s = self._search.patience_s(address, limits.HELLO_TIMEOUT_S)
+        peer = await dial_peer(
+            address, self._identity, self._on_request, lambda _: ended.set(), patience_s
+        )
+        self._search.greeted(address)
+        self._peer, self._address, self._was_connected = peer, address, True
         self._service.line.use(address)
         self._told = ""
         LOG.info("master %s: connected", address)
@@ -158,15 +175,40 @@ class ControlLink:
             if not ended.is_set():  # the worker is stopping
                 peer.abort(Unavailable("the worker is stopping"))
                 await ended.wait()
-        LOG.warning("master %s: %s", address, peer.closed_because)
+        assert peer.closed_because is not None
+        if isinstance(peer.closed_because, NotLeader):
+            LOG.info("master %s: %s", address, peer.closed_because)
+        else:
+            LOG.warning("master %s: %s", address, peer.closed_because)
+        return peer.closed_because
 
     async def _tick(self) -> None:
         service = self._service
         while True:
             service.dispatch(Tick())
             service.disks.look_soon()
+            if self._search.has_others and service.state.is_fenced(service.clock.now_s()):
+                self._look_elsewhere()
             wait_s = service.state.next_wakeup() - service.clock.now_s()
             await asyncio.sleep(min(TICK_MAX_S, max(TICK_MIN_S, wait_s)))
+
+    def _look_elsewhere(self) -> None:
+        """See, beside the connection that keeps silent, whether another master leads by now."""
+        if self._peer is not None and (self._looking is None or self._looking.done()):
+            self._looking = self._loop.create_task(self._find_other(self._peer))
+            self._tasks.add(self._looking)
+            self._looking.add_done_callback(self._tasks.discard)
+
+    async def _find_other(self, present: Peer) -> None:
+        for address in self._search.others(self._address):
+            with suppress(KVStoreError):
+                found = await dial_peer(
+                    address, self._identity, _refuse, lambda _: None, SILENT_PATIENCE_S
+                )
+                found.close()
+                if found.welcome is not None and found.welcome.epoch > self._service.state.epoch:
+                    present.abort(NotLeader((address,)))
+                    return
 
     def _start_call(self, number: int, message: Message) -> None:
         task = self._loop.create_task(self._call(number, message))
@@ -179,8 +221,11 @@ class ControlLink:
         try:
             if peer is not None:
                 reply = await peer.call(message, ANSWER_TIMEOUT_S)
+            if isinstance(reply, WorkerAccepted):
+                self._search.succeeded()
         except StaleEpoch as error:
-            self._drop(str(error))
+            if peer is not None:
+                peer.abort(error)
         except Unavailable as error:
             LOG.warning("%s: %s", type(message).__name__, error)
         except KVStoreError as error:
@@ -203,3 +248,8 @@ class ControlLink:
     def _drop(self, reason: str) -> None:
         if self._peer is not None:
             self._peer.abort(Unavailable(reason))
+
+
+def _refuse(peer: Peer, request_id: int, message: Message) -> None:
+    del peer, request_id
+    raise MalformedMessage(f"{type(message).__name__} on a connection that only looks")

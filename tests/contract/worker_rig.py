@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from kvstore.clock import SystemClock
-from kvstore.errors import DeadlineExceeded
+from kvstore.errors import DeadlineExceeded, NotLeader
 from kvstore.ids import SegmentId
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.dialling import dial
@@ -63,7 +63,7 @@ from workers.state import WorkerState
 from workers.tiers.dram import nameless_dram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from kvstore.clock import Clock
@@ -105,6 +105,9 @@ class Leader:
         self.late: SimpleQueue[tuple[Peer, int]] = SimpleQueue()
         self.wants_rows = False
         self.answers_beats = True
+        self.leads = True
+        self.where: tuple[str, ...] = ()
+        """Who it says leads instead."""
         self.lets_go = True
         """Whether a worker that leaves is told that no reader needs it."""
         self.lost_after_s = 3.0
@@ -167,6 +170,9 @@ class Leader:
 
     def _on_request(self, peer: Peer, request_id: int, message: Message) -> None:
         reply: Message | None = Done()
+        if not self.leads:
+            self.seen.put(message)
+            raise NotLeader(self.where)
         match message:
             case Heartbeat():
                 self.beats.put(message)
@@ -204,6 +210,7 @@ class Rig:
     def __init__(
         self, folder: Path, leader: Leader, *, clock: Clock | None = None,
         secret: bytes | None = None, disk: FakeDisk | None = None, device: Device | None = None,
+        masters: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Start everything; `folder` and `disk` keep the segments between lives."""
         self.leader = leader
@@ -238,7 +245,9 @@ class Rig:
         desk = self.engine_desk(clock)
         self.service = Service(self.state, segments, clock, line, desk, staging, mover_threads=2)
         self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
-        self.control = ControlLink(self.service, [leader.address], identity, self.refusals.put)
+        self.control = ControlLink(
+            self.service, masters or [leader.address], identity, self.refusals.put
+        )
         self.service.control = self.control
         self.control.start()
         self.listeners.start()

@@ -1,0 +1,109 @@
+"""Which master a worker stays with: it follows whoever is named, and leaves one that hangs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore import limits
+from kvstore.wire.messages.membership import RegisterWorker
+from tests.contract.worker_rig import PATIENCE_S, Leader, Rig
+from tests.unit.worker_scripts import EPOCH
+from tests.unit.worker_segments import memory_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with memory_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def masters() -> Iterator[list[Leader]]:
+    made = [Leader(EPOCH), Leader(EPOCH)]
+    made[0].leads = False
+    yield made
+    for each in made:
+        each.stop()
+
+
+@contextmanager
+def worker(folder: Path, leader: Leader, *addresses: str) -> Iterator[Rig]:
+    rig = Rig(folder, leader, masters=addresses)
+    try:
+        yield rig
+    finally:
+        rig.stop()
+
+
+def test_a_standby_is_left_for_the_next_master(folder: Path, masters: list[Leader]) -> None:
+    standby, leader = masters
+    with worker(folder, leader, standby.address, leader.address):
+        leader.await_served()
+        assert isinstance(standby.seen.get(timeout=PATIENCE_S), RegisterWorker)
+        assert standby.seen.empty()
+
+
+def test_a_leader_that_is_named_is_followed_though_it_is_not_listed(
+    folder: Path, masters: list[Leader]
+) -> None:
+    standby, leader = masters
+    standby.where = ("no address", leader.address)
+    with worker(folder, leader, standby.address):
+        leader.await_served()
+
+
+def test_a_standby_that_begins_to_lead_is_found_at_once(
+    folder: Path, masters: list[Leader]
+) -> None:
+    standby, other = masters
+    other.leads = False
+    with worker(folder, standby, standby.address, other.address):
+        for _ in range(10):  # so long that pauses are as long as they get
+            standby.expect(RegisterWorker)
+        began_s = time.monotonic()
+        standby.leads = True
+        standby.await_served()
+        # A tenth of it, on a machine that is not busy.
+        assert time.monotonic() - began_s < limits.RECONNECT_DELAY_MAX_S
+
+
+def test_a_leader_that_answers_nothing_is_left_for_one_of_a_higher_epoch(
+    folder: Path, masters: list[Leader]
+) -> None:
+    old = masters[1]
+    new = Leader(EPOCH + 1)
+    new.leads = False
+    old.lost_after_s = 0.2
+    try:
+        with worker(folder, old, old.address, new.address) as rig:
+            old.await_served()
+            old.answers_beats = False
+            while not rig.state.is_fenced(rig.service.clock.now_s()):
+                old.beats.get(timeout=PATIENCE_S)
+            new.leads = True
+            new.await_served()
+            assert rig.state.epoch == EPOCH + 1
+    finally:
+        new.stop()
+
+
+def test_a_leader_of_a_lower_epoch_is_never_gone_back_to(
+    folder: Path, masters: list[Leader]
+) -> None:
+    old = masters[1]
+    new = Leader(EPOCH + 1)
+    with worker(folder, new, new.address, old.address) as rig:
+        new.await_served()
+        new.stop()
+        old.expect(RegisterWorker)  # it accepts, in vain
+        old.expect(RegisterWorker)
+        assert not rig.state.is_serving
+        assert rig.state.epoch == EPOCH + 1
