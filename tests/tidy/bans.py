@@ -34,6 +34,11 @@ class Ban:
         return matches(path, self.where) and not matches(path, self.but)
 
 
+WALL_CLOCKS: Final = (
+    *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.ctime", "time.asctime"),
+    *("time.strftime", "time.clock_gettime", "time.clock_gettime_ns", "time.CLOCK_REALTIME"),
+    *("datetime", "uuid.uuid1", "os.path.getmtime"),
+)
 TYPED: Final = "a msgspec Struct through kvstore.wire.encoding"
 TIMELESS: Final = ("tests/unit/*", "tests/simulation/*")
 SEEDED: Final = "random.Random(seed), handed in by the caller"
@@ -50,7 +55,7 @@ NAMES: Final = (
             "a Clock's monotonic time: no wall clock decides anything",
             but=("kvstore/cli/*", "benchmarks/*", "tests/etcd_certificates.py"),
         )
-        for name in ("time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime")
+        for name in WALL_CLOCKS
     ),
     *(
         Ban(name, "ManualClock: advance it, or wait for the event itself", TIMELESS)
