@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvstore.transfer.mooncake_process import EngineSettings
-from tests.contract.worker_rig import Leader, Rig
+from tests.contract.scripted_leader import Leader
+from tests.contract.worker_rig import Rig
 from tests.unit.worker_segments import memory_folder
 from workers.engine_child import EngineChild, EngineSegment
 from workers.engine_source import EngineDesk

@@ -21,7 +21,8 @@ from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import ExtentsConfirmed, FreeExtents, ReleaseChunks
 from kvstore.wire.messages.puts import Sealed
 from tests.contract.engine_rig import EngineRig, engine_pool
-from tests.contract.worker_rig import PATIENCE_S, column
+from tests.contract.scripted_leader import PATIENCE_S
+from tests.contract.worker_rig import column
 from tests.devices import DEVICES, device_named
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
 from tests.unit.worker_segments import Pages

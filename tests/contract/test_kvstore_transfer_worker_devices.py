@@ -30,7 +30,8 @@ from kvstore.wire.messages.common import Address, Outcome, SegmentRef
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import RegisterWorker, ReleaseChunks
 from kvstore.wire.messages.transfers import AttachDeviceBuffer, ShareDeviceSegment
-from tests.contract.worker_rig import Leader, Rig, column, pool, running
+from tests.contract.scripted_leader import Leader
+from tests.contract.worker_rig import Rig, column, pool, running
 from tests.devices import TamperedDevice
 from tests.unit.hbm_segments import host
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation

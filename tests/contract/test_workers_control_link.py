@@ -10,7 +10,8 @@ import pytest
 
 from kvstore import limits
 from kvstore.wire.messages.membership import RegisterWorker
-from tests.contract.worker_rig import PATIENCE_S, Leader, Rig
+from tests.contract.scripted_leader import PATIENCE_S, Leader
+from tests.contract.worker_rig import Rig
 from tests.unit.worker_scripts import EPOCH
 from tests.unit.worker_segments import memory_folder
 

@@ -24,16 +24,8 @@ from kvstore.wire.messages.transfers import (
     SegmentsShared,
     ShareSegments,
 )
-from tests.contract.worker_rig import (
-    Leader,
-    Rig,
-    column,
-    pool,
-    question,
-    read,
-    running,
-    streamed,
-)
+from tests.contract.scripted_leader import Leader
+from tests.contract.worker_rig import Rig, column, pool, question, read, running, streamed
 from tests.devices import DEVICES, TamperedDevice, device_named
 from tests.fake_disk import FakeDisk
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation

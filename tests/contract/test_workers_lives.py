@@ -16,7 +16,8 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import InventoryRows, OfferInventory, RegisterWorker
 from kvstore.wire.messages.puts import Ingested, Sealed
 from kvstore.wire.messages.transfers import CheckRecords, RecordsChecked
-from tests.contract.worker_rig import OFFSETS, Leader, Rig, question, read, running, soon
+from tests.contract.scripted_leader import Leader
+from tests.contract.worker_rig import OFFSETS, Rig, question, read, running, soon
 from tests.fakes import ManualClock
 from tests.unit.worker_scripts import CHUNK, EPOCH, GEOMETRY, PAGE
 from tests.unit.worker_segments import Pages, memory_folder

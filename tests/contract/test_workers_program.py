@@ -20,7 +20,8 @@ from kvstore.rpc.dialling import dial
 from kvstore.rpc.identity import Identity, Role
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import LeaveWorker, RegisterWorker, SegmentOffer
-from tests.contract.worker_rig import Leader, soon
+from tests.contract.scripted_leader import Leader
+from tests.contract.worker_rig import soon
 from tests.unit.worker_segments import memory_folder
 
 if TYPE_CHECKING:

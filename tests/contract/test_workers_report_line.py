@@ -10,7 +10,8 @@ import pytest
 
 from kvstore.rpc.identity import Identity, Role
 from kvstore.wire.messages.puts import Sealed, SealedNoted
-from tests.contract.worker_rig import CLUSTER, Leader, column
+from tests.contract.scripted_leader import CLUSTER, Leader
+from tests.contract.worker_rig import column
 from workers.report_line import ReportLine
 
 if TYPE_CHECKING:

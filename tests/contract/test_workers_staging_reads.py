@@ -23,7 +23,8 @@ from kvstore.wire.messages.transfers import (
     Staged,
     StageExtents,
 )
-from tests.contract.worker_rig import PATIENCE_S, Leader, Rig, column, pool, running
+from tests.contract.scripted_leader import PATIENCE_S, Leader
+from tests.contract.worker_rig import Rig, column, pool, running
 from tests.fake_disk import FakeDisk
 from tests.fakes import ManualClock, payload
 from tests.unit import nvme_parts

@@ -23,17 +23,8 @@ from kvstore.wire.messages.membership import (
 )
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, Sealed
 from kvstore.wire.messages.transfers import CheckRecords, RecordsChecked, StageExtents
-from tests.contract.worker_rig import (
-    PATIENCE_S,
-    Leader,
-    Rig,
-    column,
-    order,
-    pool,
-    question,
-    read,
-    running,
-)
+from tests.contract.scripted_leader import PATIENCE_S, Leader
+from tests.contract.worker_rig import Rig, column, order, pool, question, read, running
 from tests.fake_disk import FakeDisk
 from tests.unit import nvme_parts
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation

@@ -5,43 +5,26 @@ Real sockets, real memory, real threads; nothing here waits for time to pass.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 import time
 from array import array
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore.clock import SystemClock
-from kvstore.errors import DeadlineExceeded, NotLeader
+from kvstore.errors import DeadlineExceeded
 from kvstore.ids import SegmentId
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
-from kvstore.rpc.server import Server
 from kvstore.segment import check_geometry
 from kvstore.wire.framing import FrameKind
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
-from kvstore.wire.messages.membership import (
-    CheckExtents,
-    FenceExtents,
-    FreeExtents,
-    Heartbeat,
-    HeartbeatNoted,
-    InventoryEnd,
-    InventoryWanted,
-    LeaveWorker,
-    OfferInventory,
-    RegisterWorker,
-    RetireExtents,
-    WorkerAccepted,
-)
-from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted, StreamSource
+from kvstore.wire.messages.puts import Ingest, StreamSource
 from kvstore.wire.messages.transfers import (
     AttachBuffer,
     CheckRecords,
@@ -49,6 +32,7 @@ from kvstore.wire.messages.transfers import (
     ReadExtents,
     ReadStarted,
 )
+from tests.contract.scripted_leader import CLUSTER, PATIENCE_S, Leader
 from tests.unit import hbm_segments, nvme_parts
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened, sealed_memfd
@@ -63,145 +47,31 @@ from workers.state import WorkerState
 from workers.tiers.dram import nameless_dram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from kvstore.clock import Clock
     from kvstore.errors import KVStoreError
     from kvstore.rpc.frame_socket import FrameSocket
-    from kvstore.rpc.peer import Peer
     from kvstore.transfer.device import Device
     from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.membership import (
+        CheckExtents,
+        FenceExtents,
+        FreeExtents,
+        RetireExtents,
+    )
     from tests.fake_disk import FakeDisk
     from workers.ingest import EngineDesk
     from workers.tiers.tier import Segment
 
-CLUSTER: Final = "testing"
 WORKER: Final = "w"
 OFFSETS: Final = (0, PAGE, 2 * PAGE, CHUNK)
-PATIENCE_S: Final = 20.0
-"""Only a test that fails waits so long."""
-
-Answer = TypeVar("Answer")
 
 
 def soon() -> float:
     """A deadline that only a failure reaches."""
     return time.monotonic() + PATIENCE_S
-
-
-class Leader:
-    """A master that answers as it is told. Runs in a thread of its own."""
-
-    def __init__(self, epoch: int = EPOCH, address: str = "127.0.0.1:0",
-                 secret: bytes | None = None) -> None:  # fmt: skip
-        """Listen; every Sealed is acknowledged until `on_sealed` is replaced."""
-        self.epoch = epoch
-        self.seen: SimpleQueue[Message] = SimpleQueue()
-        """Everything that was asked but heartbeats."""
-        self.beats: SimpleQueue[Heartbeat] = SimpleQueue()
-        self.on_sealed: Callable[[Sealed], Message | None] = acknowledge
-        """Its None leaves the report without an answer; see `late`."""
-        self.late: SimpleQueue[tuple[Peer, int]] = SimpleQueue()
-        self.wants_rows = False
-        self.answers_beats = True
-        self.leads = True
-        self.where: tuple[str, ...] = ()
-        """Who it says leads instead."""
-        self.lets_go = True
-        """Whether a worker that leaves is told that no reader needs it."""
-        self.lost_after_s = 3.0
-        self._control: Peer | None = None
-        self._served = threading.Event()
-        self._ready = threading.Event()
-        self._address, self._secret = address, secret
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()))
-        self._thread.start()
-        self._ready.wait()
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        return self._address
-
-    def await_served(self) -> None:
-        """Until a worker's inventory has been taken in."""
-        assert self._served.wait(PATIENCE_S)
-
-    def expect(self, kind: type[Answer]) -> Answer:
-        """The next message of that kind."""
-        while True:
-            message = self.seen.get(timeout=PATIENCE_S)
-            if isinstance(message, kind):
-                return message
-
-    def command(self, message: Message) -> Message:
-        """Ask the worker and wait for its answer."""
-        return self.begin_command(message)()
-
-    def begin_command(self, message: Message) -> Callable[[], Message]:
-        """Ask the worker; the result waits for its answer."""
-        control = self._control
-        assert control is not None
-        call = asyncio.run_coroutine_threadsafe(control.call(message, PATIENCE_S), self._loop)
-        return lambda: call.result(PATIENCE_S)
-
-    def answer(self, message: Message) -> None:
-        """Answer the oldest report that was left without one."""
-        peer, request_id = self.late.get(timeout=PATIENCE_S)
-        self._loop.call_soon_threadsafe(peer.reply, request_id, message)
-
-    def stop(self) -> None:
-        """End every connection and the thread. May be repeated."""
-        if not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
-
-    async def _live(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        identity = ListenerIdentity(CLUSTER, self._secret, epoch=self.epoch)
-        server = Server(identity, lambda *_: None, self._on_request, lambda _: None)
-        self._address = await server.listen(self._address)
-        self._ready.set()
-        await self._stopping.wait()
-        await server.close()
-
-    def _on_request(self, peer: Peer, request_id: int, message: Message) -> None:
-        reply: Message | None = Done()
-        if not self.leads:
-            self.seen.put(message)
-            raise NotLeader(self.where)
-        match message:
-            case Heartbeat():
-                self.beats.put(message)
-                if not self.answers_beats:
-                    return
-                peer.reply(request_id, HeartbeatNoted(self.epoch, True))
-                return
-            case RegisterWorker():
-                self._control = peer
-                reply = WorkerAccepted(self.epoch, 0.05, self.lost_after_s)
-            case OfferInventory():
-                starts = tuple(chunk.chunk_start for chunk in message.chunks)
-                reply = InventoryWanted(starts if self.wants_rows else ())
-            case LeaveWorker() if not self.lets_go:
-                reply = None
-            case Sealed():
-                reply = self.on_sealed(message)
-        if reply is None:
-            self.late.put((peer, request_id))
-        else:
-            peer.reply(request_id, reply)
-        self.seen.put(message)
-        if isinstance(message, InventoryEnd):
-            self._served.set()
-
-
-def acknowledge(message: Sealed) -> SealedNoted:
-    """Everything reported is welcome."""
-    return SealedNoted(bytes(len(message.offsets) // 8))
 
 
 class Rig:
