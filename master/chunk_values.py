@@ -139,7 +139,7 @@ def chunk_head(value: bytes) -> ChunkHead:
 
 
 def decode_chunk(value: bytes) -> ChunkValue:
-    """All of a value; CorruptPage when it is not whole or contradicts itself."""
+    """All of a value; CorruptPage when it is not whole."""
     head = chunk_head(value)
     end = _HEAD.size + head.chains * _ROW.size
     rows = [
@@ -147,8 +147,6 @@ def decode_chunk(value: bytes) -> ChunkValue:
         for slot, count, part, namespace, size, generation, parent, ttl, made, ends
         in _ROW.iter_unpack(memoryview(value)[_HEAD.size : end])
     ]  # fmt: skip
-    if sum([row.count for row in rows]) != head.pages:
-        raise CorruptPage(f"chunk value: {head.chains} chains have not {head.pages} pages")
     columns = end + head.pages * KEY_BYTES
     checksums = value[columns : columns + head.pages * WORD]
     return ChunkValue(head.size_class, rows, value[end:columns], checksums)

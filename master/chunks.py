@@ -60,14 +60,17 @@ class Chunk(msgspec.Struct, gc=False, eq=False):
             yield slot
             slot = self.states.find(state, slot + 1)
 
-    def sealed(self) -> Iterator[tuple[int, int]]:
-        """(first, stop) of every stretch of SEALED slots, ascending."""
-        return (match.span() for match in _SEALED_SLOTS.finditer(self.states))
+    def next_sealed(self, slot: int) -> tuple[int, int] | None:
+        """(first, stop) of the next stretch of SEALED slots from `slot` on."""
+        match = _SEALED_SLOTS.search(self.states, slot)
+        return None if match is None else match.span()
 
     def sealed_digest(self) -> int:
         """What its worker's digest is if it lists exactly the extents that are SEALED here."""
         slots, generations = array("H"), array("Q")
-        for first, stop in self.sealed():
+        stop = 0
+        while (found := self.next_sealed(stop)) is not None:
+            first, stop = found
             slots.extend(range(first, stop))
             generations.extend(self.generations[first:stop])
         return sealed_digest(slots, generations)

@@ -46,6 +46,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """Share of the pool's bytes that one tenant may pin hard."""
     move_bytes_per_s: SizeBytes = SizeBytes(limits.MOVE_BYTES_PER_S)
     """Between the tiers of one worker."""
+    metadata_bytes_per_s: SizeBytes = SizeBytes(limits.METADATA_BYTES_PER_S)
+    """Written of what the directory holds; beyond it that is written later."""
     promote_hits: int = limits.PROMOTE_HITS
     """Leases on pages that lie on a drive only, after which they are copied to memory."""
     eviction: str = "lrfu"
@@ -110,6 +112,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             pin_quota=self.pin_quota,
             watermark_demote=self.watermark_demote,
             move_bytes_per_s=self.move_bytes_per_s,
+            metadata_bytes_per_s=self.metadata_bytes_per_s,
             promote_hits=self.promote_hits,
             eviction=self.eviction,
             eviction_parameters=self.eviction_parameters,

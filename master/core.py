@@ -26,12 +26,15 @@ from master.namespaces import Namespaces
 from master.orders import OrderBook
 from master.pins import Pins
 from master.plans import Owner
+from master.pool_time import Life, PoolTime
 from master.removal import Removals
+from master.restored_chunks import Restored
 from master.shrinking import Shrinking
 from master.tombstones import Tombstones
 from master.tunables import LEARNED
 from master.waiting import WaitingPuts
 from master.wheel import Wakeup, Wheel
+from master.write_behind import WriteBehind
 from policies import registry
 from policies.predictor import Predictor
 
@@ -96,6 +99,9 @@ class Core:
         self.orders = OrderBook(epoch, self.wakeup)
         self.tombstones = Tombstones()
         self.lenders = Lenders()
+        self.pool_time = PoolTime()
+        self.saving = WriteBehind(self.wakeup)
+        self.restored = Restored()
         self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
         self.admission = AdmissionInForce(
             tunables.nvme_admission, tunables.nvme_admission_parameters
@@ -141,8 +147,9 @@ class Core:
         if self.started_s == NOT_STARTED:
             self.started_s = now
             self.pins.start(now)
+            self.pool_time.start(now)
         assert now >= self.now, (now, self.now)  # I26: the monotonic clock of the shell
-        self.now = now
+        self.now = self.saving.now_s = now
 
     @property
     def is_in_doubt(self) -> bool:
@@ -180,6 +187,10 @@ class Core:
     def page_ttl_s(self, known: KnownNamespace) -> float:
         """The TTL of pages of this namespace that come in without one of their own."""
         return self.tunables.page_ttl_s if known.ttl_s is None else known.ttl_s
+
+    def new_life(self, ttl_s: float) -> Life:
+        """That of pages which come in now."""
+        return Life(ttl_s, self.now, self.now + ttl_s)
 
     def press(self, segment: Segment) -> None:
         """Note that a segment was filled further."""
@@ -243,12 +254,14 @@ class Core:
         puts: tuple[tuple[str, bytes], ...] = (),
         deletes: tuple[str, ...] = (),
         then: Callable[[], None] | None = None,
+        *,
+        behind: bool = False,
     ) -> TicketId:
-        """Write durably; `then` runs when that is done."""
+        """Write durably; `then` runs when that is done. `behind`: when nothing else waits."""
         self._tickets += 1
         ticket = TicketId(self._tickets)
         self._on_persisted[ticket] = [] if then is None else [then]
-        self.actions.append(Persist(ticket, puts, deletes))
+        self.actions.append(Persist(ticket, puts, deletes, behind))
         return ticket
 
     def when_persisted(self, ticket: TicketId, then: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvstore.hints import Hints
     from master.core import Core
     from master.directory import Stretch, Tree
+    from master.pool_time import Life
 
 
 def make_holes(
@@ -19,7 +20,7 @@ def make_holes(
     parent: bytes,
     keys: bytes,
     found: list[Stretch],
-    ttl_s: float,
+    life: Life,
     hints: Hints,
 ) -> None:
     """Make holes of those pages of a chain below `parent` that are not in the tree.
@@ -30,16 +31,16 @@ def make_holes(
     for stretch in found:
         start = min(stretch.first * KEY_BYTES, end)
         above = keys[at - KEY_BYTES : at] if at else parent
-        _make(core, tree, above, keys[at:start], ttl_s, hints)
+        _make(core, tree, above, keys[at:start], life, hints)
         at = min(start + stretch.count * KEY_BYTES, end)
     above = keys[at - KEY_BYTES : at] if at else parent
-    _make(core, tree, above, keys[at:], ttl_s, hints)
+    _make(core, tree, above, keys[at:], life, hints)
 
 
-def _make(core: Core, tree: Tree, parent: bytes, keys: bytes, ttl_s: float, hints: Hints) -> None:
+def _make(core: Core, tree: Tree, parent: bytes, keys: bytes, life: Life, hints: Hints) -> None:
     """As many runs as the policy tells pages apart."""
     while keys:
-        pattern = Run(tree.namespace, parent, b"", ttl_s, core.now, core.now + ttl_s)
+        pattern = Run(tree.namespace, parent, b"", life.ttl_s, life.created_s, life.expires_s)
         stop = core.eviction.entered(pattern, keys, core.now, hints) * KEY_BYTES
         tree.add(pattern, keys[:stop])
         parent, keys = keys[stop - KEY_BYTES : stop], keys[stop:]

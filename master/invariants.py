@@ -16,6 +16,7 @@ from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
 from master.segments import SegmentState
 from master.wheel import NOWHERE
+from master.write_behind import IN_FLIGHT_MAX as WRITES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,24 @@ def check_invariants(core: Core) -> None:
     _check_owners(core)
     core.pins.check()
     _check_moves(core)
+    _check_saving(core)
+
+
+def _check_saving(core: Core) -> None:
+    """The store holds what is sealed in each chunk, unless that is due to be written (I32)."""
+    saving = core.saving
+    if len(saving.writing) > WRITES_MAX:
+        raise InvariantBroken(f"I7: {len(saving.writing)} values are being stored")
+    for segment in core.segments.values():
+        if segment.state is not SegmentState.LIVE:
+            continue
+        stored, chunks = saving.stored.get(segment.id, {}), segment.allocator.chunks
+        for start in {*stored, *chunks}:
+            chunk = chunks.get(start)
+            held = chunk is not None and chunk.next_sealed(0) is not None
+            digest = chunk.sealed_digest() if chunk is not None and held else None
+            if stored.get(start) != digest and not saving.is_due((segment.id, start)):
+                raise InvariantBroken(f"I32: chunk {start} of {segment.id} is stored otherwise")
 
 
 def _check_moves(core: Core) -> None:

@@ -1,6 +1,18 @@
 """Comparing a worker's records with what this master believes; then the segment may serve.
 
-By digest a chunk, row by row only where digests differ. What happens to an extent:
+By digest a chunk, row by row only where digests differ. In a segment that has not been registered
+since this master began, all is FREE, and the values that earlier masters stored of its chunks stand
+beside it. A chunk there:
+
+| worker lists, store says | nothing             | another digest or class    | the same digest |
+|--------------------------|---------------------|----------------------------|-----------------|
+| no such chunk            | -                   | value is deleted           | value deleted   |
+| a chunk                  | rows are asked for; | rows are asked for; those  | value is taken  |
+|                          | they live anew      | of a stored generation go  | in as it is     |
+|                          |                     | on with their stored lives |                 |
+
+So nothing that no worker confirms is ever served. What then happens to an extent that is listed, or
+known here:
 
 | worker says, master says | FREE      | RESERVED       | SEALED     | RETIRED | QUARANTINED |
 |--------------------------|-----------|----------------|------------|---------|-------------|
@@ -26,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import AccessDenied, BadValue, CorruptPage, Unavailable
-from kvstore.record import RECORD_BYTES, Record, RecordState, chunk_digest, unpack_record
+from kvstore.record import RECORD_BYTES, Record, RecordState, unpack_record
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.hello import Done
@@ -37,7 +49,7 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
 )
-from master.adoption import adopt
+from master.adoption import adopt, adopt_value
 from master.chunks import Span
 from master.extent_allocator import FREE
 from master.losses import drop_copy
@@ -62,9 +74,6 @@ class SealedSlots(Enum):
 
     ARE_PROVEN = auto()
     ARE_GONE = auto()
-
-
-_LISTED: Final = int(RecordState.SEALED)
 
 
 class Comparison(msgspec.Struct, eq=False):
@@ -94,12 +103,46 @@ def _compare_digests(
         theirs = listed.get(chunk.start)
         if theirs is None or theirs.size_class != chunk.size_class:
             yield from _settle_unlisted(core, segment, chunk, SealedSlots.ARE_GONE)
-        elif theirs.digest == _digest(chunk):
+        elif theirs.digest == chunk.sealed_digest():
             del listed[chunk.start]
             yield from _settle_unlisted(core, segment, chunk, SealedSlots.ARE_PROVEN)
         yield
+    for start in sorted(listed):
+        yield from _adopt_stored(core, segment, listed, start)
     comparison.wanted = dict.fromkeys(sorted(listed))
     core.reply(caller, InventoryWanted(tuple(comparison.wanted)))
+
+
+def _adopt_stored(
+    core: Core, segment: Segment, listed: dict[int, ChunkDigest], start: int
+) -> Iterator[None]:
+    """Take in a chunk as it is stored, if that is what the worker lists."""
+    theirs, stored = listed[start], core.restored.digest(segment.id, start)
+    if stored != (theirs.size_class, theirs.digest) or not _has_place(segment, theirs):
+        return
+    value = core.restored.get(segment.id, start)
+    assert value is not None, start
+    yield from adopt_value(core, segment, start, value)
+    core.restored.drop(segment.id, start)
+    del listed[start]
+
+
+def _has_place(segment: Segment, theirs: ChunkDigest) -> bool:
+    """Whether a chunk of this class may lie there, and nothing is known to do so."""
+    frames = _frames_at(segment, theirs.chunk_start, theirs.size_class)
+    if not frames:
+        return False
+    piece_bytes = frames * segment.geometry.frame_bytes
+    inside = 0 <= theirs.chunk_start <= segment.geometry.payload_bytes - piece_bytes
+    return inside and not segment.allocator.chunks_within(theirs.chunk_start, piece_bytes)
+
+
+def _frames_at(segment: Segment, chunk_start: int, size_class: int) -> int:
+    """How many frames a chunk of this class has, 0 where none may begin."""
+    frames = segment.geometry.chunk_frames(size_class) if size_class > 0 else 0
+    if not frames or chunk_start % (frames * segment.geometry.frame_bytes):
+        return 0
+    return frames
 
 
 def _while_registered(segment: Segment, job: Iterator[None]) -> Iterator[None]:
@@ -109,13 +152,6 @@ def _while_registered(segment: Segment, job: Iterator[None]) -> Iterator[None]:
         yield
         if segment.registration != registration:
             return
-
-
-def _digest(chunk: Chunk) -> int:
-    """What the worker's digest is if it lists exactly the extents that are SEALED here."""
-    generations = chunk.generations
-    slots = chunk.slots_in(ExtentState.SEALED)
-    return chunk_digest((slot, _LISTED, generations[slot]) for slot in slots)
 
 
 def _settle_unlisted(
@@ -141,8 +177,8 @@ def inventory_rows(core: Core, caller: Caller, message: InventoryRows) -> None:
         return
     if len(message.rows) % RECORD_BYTES:
         raise BadValue("rows", len(message.rows), f"a multiple of {RECORD_BYTES} bytes")
-    frames = segment.geometry.chunk_frames(message.size_class) if message.size_class > 0 else 0
-    if not frames or message.chunk_start % (frames * segment.geometry.frame_bytes):
+    frames = _frames_at(segment, message.chunk_start, message.size_class)
+    if not frames:
         raise BadValue("chunk_start", message.chunk_start, "aligned for its size class")
     piece_bytes = frames * segment.geometry.frame_bytes
     for chunk in segment.allocator.chunks_within(message.chunk_start, piece_bytes):
@@ -173,7 +209,9 @@ def _compare_rows(
                 _settle(core, segment, chunk, slot, records.pop(chunk.offset(slot), None))
             if slot % SLOTS_PER_STEP == SLOTS_PER_STEP - 1:
                 yield
-    yield from adopt(core, segment, list(records.values()))
+    lives = core.restored.lives(segment, message.chunk_start, message.size_class)
+    yield from adopt(core, segment, list(records.values()), lives)
+    core.restored.drop(segment.id, message.chunk_start)
     _comparison(core, segment).wanted.pop(message.chunk_start, None)
     core.reply(caller, Done())
 
@@ -248,6 +286,8 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     del core.comparisons[segment.id]
     core.orders.drop(segment)
     segment.state, segment.readable = SegmentState.LIVE, True
+    core.restored.forget(segment.id)
+    core.saving.compared(segment)
     core.version += 1
     segments_changed(core)
     for each in core.workers[segment.worker].segments.values():

@@ -101,13 +101,10 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     tree = core.tree(chunk.namespaces[slot])
     run = tree.get(key)
     assert run is not None, key
-    page, offset = run.page_of(key), chunk.offset(slot)
-    for copy in run.copies:
-        if copy.segment is segment and copy.generation(page) and copy.offset(page) == offset:
-            run.clear(copy, page)
-            prune(core, tree, run)
-            return run.leased_until_s
-    raise AssertionError(f"no copy of {key.hex()} at {offset} in {segment.id}")
+    page = run.page_of(key)
+    run.clear(run.copy_at(segment, page, chunk.offset(slot)), page)
+    prune(core, tree, run)
+    return run.leased_until_s
 
 
 def checked(core: Core, order: Order, outcomes: bytes) -> None:

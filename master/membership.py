@@ -6,6 +6,7 @@ then LIVE; LOST when its worker was silent for `worker_lost_after_s`. Must not k
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
+from master import chunk_writes
 from master.events import CloseSession, SessionId
 from master.losses import detach, fail_plans, lose_segment
 from master.moves import Lane
@@ -113,8 +115,13 @@ def _forget_unoffered(core: Core, worker: Worker, offered: Container[str]) -> No
     """Give up segments that the worker lent to an earlier master and does not lend now."""
     for name in core.lenders.absent_of(worker.id):
         if name not in offered:
-            core.tombstones.forget(name, core.new_generation())
-            del core.lenders.absent[name]
+            _give_up_absent(core, name)
+
+
+def _give_up_absent(core: Core, segment: str) -> None:
+    core.tombstones.forget(segment, core.new_generation())
+    chunk_writes.forget(core, segment)
+    del core.lenders.absent[segment]
 
 
 def _check(core: Core, message: RegisterWorker) -> None:
@@ -157,6 +164,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
         segment = None
     if segment is None:
         segment = Segment(ref)
+        segment.allocator.changed = partial(core.saving.changed, segment)
         # Readers of an earlier master may hold leases on anything that the inventory lists (I9).
         grace_s = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
         segment.free_not_before_s = core.started_s + grace_s
@@ -182,6 +190,7 @@ def _forget_segment(core: Core, segment: Segment) -> None:
     """It is given up: its copies are cleaned away; if it comes back, it counts as empty (I29)."""
     lose_segment(core, segment)
     core.tombstones.forget(segment.id, core.new_generation())
+    chunk_writes.forget(core, segment.id)
     del core.segments[segment.id]
     core.workers[segment.worker].segments.pop(segment.id, None)
 
@@ -259,8 +268,7 @@ def _forget_absent(core: Core, worker: str) -> None:
     """Give up what a worker lent to an earlier master and has not brought back since."""
     absent = core.lenders.absent_of(worker)
     for name in absent:
-        core.tombstones.forget(name, core.new_generation())
-        del core.lenders.absent[name]
+        _give_up_absent(core, name)
     if worker not in core.workers:
         core.lenders.drop(core, worker)
 

@@ -244,7 +244,7 @@ class Planner:
         core, tree = self._core, self._tree
         granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
         keys = chain.keys[: granted * KEY_BYTES]
-        make_holes(core, tree, chain.parent, keys, found, self._ttl_s, hints)
+        make_holes(core, tree, chain.parent, keys, found, core.new_life(self._ttl_s), hints)
         for plan in plans:
             for stretch in tree.stretches(plan.keys):
                 run = stretch.run

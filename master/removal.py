@@ -243,6 +243,7 @@ def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count
         size_class = span.chunk.size_class
         segment.allocator.apply(span, ExtentEvent.RETIRED)
         if segment.takes_orders:
+            core.saving.hurry(segment.id, span.chunk.start)
             retiring = Retiring(key, generation, size_class, run.leased_until_s, removal)
             core.removals.retiring.setdefault(segment, {})[offset] = retiring
             removal.open_steps += 1

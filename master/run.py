@@ -137,6 +137,13 @@ class Run(msgspec.Struct, gc=False, eq=False):
         assert page >= 0, key
         return page
 
+    def copy_at(self, segment: Segment, page: int, offset: int) -> Copy:
+        """The copy of this page that lies there; every SEALED extent is one (I17)."""
+        for copy in self.copies:
+            if copy.segment is segment and copy.generation(page) and copy.offset(page) == offset:
+                return copy
+        raise AssertionError(f"no copy of {self.key(page).hex()} at {offset} in {segment.id}")
+
     def copies_of(self, part: int) -> Iterator[Copy]:
         """Every copy of `part`, whole or not."""
         return (copy for copy in self.copies if copy.part == part)

@@ -34,10 +34,12 @@ from kvstore.wire.messages.reads import (
     ReportSuspect,
 )
 from master import (
+    chunk_values,
+    chunk_writes,
     confirmations,
+    doubt,
     incomplete,
     inventory,
-    doubt,
     leaving,
     lenders,
     membership,
@@ -46,10 +48,12 @@ from master import (
     pinning,
     pins,
     policy_requests,
+    pool_time,
     puts,
     reads,
     reclaim,
     removal,
+    restored_chunks,
     shrinking,
     status,
     stopping,
@@ -153,10 +157,15 @@ class MasterState:
                 self.core.lenders.restore(key, value)
             elif key.startswith(pins.PREFIX):
                 self.core.pins.restore(self.core.namespaces, key, value)
+            elif key.startswith(chunk_values.PREFIX):
+                restored_chunks.restore_chunk(self.core, key, value)
+            elif key == pool_time.KEY:
+                self.core.pool_time.restore(value)
             elif key.startswith(policy_requests.PREFIX):
                 policy_requests.restore(self.core, key, value)
             elif key == write_budget.KEY:
                 write_budget.restore(self.core, value)
+        chunk_writes.drop_orphans(self.core)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Change the state by one event; what is to be done about it, in order.
@@ -254,6 +263,7 @@ class MasterState:
         reclaim.make_room(core)
         tiering.look(core)
         shrinking.look(core)
+        chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
     def _next_deadline_s(self) -> float:
@@ -269,6 +279,7 @@ class MasterState:
             reclaim.next_reclaim_s(core),
             core.moves.look_at_s,
             core.shrinking.look_at_s,
+            chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
             leaving.next_leave_s(core),
         )

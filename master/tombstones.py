@@ -52,6 +52,10 @@ class Tombstones:
             self._dirty[segment] = None
         row.add(generation)
 
+    def has_rows(self, segment: str) -> bool:
+        """Whether anything was removed from this segment that it may still list."""
+        return segment in self._rows
+
     def covers(self, segment: str, key: bytes, generation: int) -> bool:
         """Whether this generation was removed."""
         rows = self._rows.get(segment)

@@ -36,6 +36,7 @@ class Tunables(msgspec.Struct, frozen=True):
     watermark_demote: float = limits.WATERMARK_DEMOTE
     move_bytes_per_s: int = limits.MOVE_BYTES_PER_S
     promote_hits: int = limits.PROMOTE_HITS
+    metadata_bytes_per_s: int = limits.METADATA_BYTES_PER_S
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
     eviction_parameters: Mapping[str, object] = {}
@@ -63,8 +64,9 @@ class Tunables(msgspec.Struct, frozen=True):
             )
         if self.promote_hits < 1:
             raise ConfigError(f"promote_hits: got {self.promote_hits}, want at least 1")
-        if self.move_bytes_per_s <= 0:
-            raise ConfigError(f"move_bytes_per_s: got {self.move_bytes_per_s}, want more than 0")
+        for name in ("move_bytes_per_s", "metadata_bytes_per_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, want more than 0")
         if self.stale_read_max_s < 0:
             raise ConfigError(f"stale_read_max_s: got {self.stale_read_max_s}, want 0 or more")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:

@@ -74,6 +74,8 @@ class Rig:
         self.tunables = tunables or Tunables(cluster="test")
         self.now = now
         self.store: dict[str, bytes] = {}
+        self.written: list[Persist] = []
+        """All that became durable, in order."""
         self.master = MasterState(self.tunables, Epoch(epoch))
         self.replies: dict[tuple[SessionId, int], Message] = {}
         self.commands: list[Command] = []
@@ -128,6 +130,7 @@ class Rig:
         """Let every pending write become durable."""
         pending, self.persists = self.persists, []
         for persist in pending:
+            self.written.append(persist)
             self.store.update(persist.puts)
             for key in persist.deletes:
                 self.store.pop(key, None)

@@ -30,6 +30,7 @@ def test_what_is_set_reaches_the_core() -> None:
         hints="learned", pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60},
         stale_read_max_s=90,
         watermark_demote=0.4, move_bytes_per_s="1GB", promote_hits=3,
+        metadata_bytes_per_s="3MB",
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
@@ -39,6 +40,7 @@ def test_what_is_set_reaches_the_core() -> None:
         pin_quota=0.5, eviction="ttl-lfu", eviction_parameters={"ttl_s": 60.0},
         stale_read_max_s=90.0,
         watermark_demote=0.4, move_bytes_per_s=1_000_000_000, promote_hits=3,
+        metadata_bytes_per_s=3_000_000,
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
     )  # fmt: skip
 
@@ -111,6 +113,7 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("watermark_demote", 0.93, r"less than watermark_low \(0.93\)"),
         ("watermark_demote", 0, "more than 0"),
         ("move_bytes_per_s", 0, "at least 1"),
+        ("metadata_bytes_per_s", 0, "at least 1"),
         ("promote_hits", 0, "at least 1"),
     ],
 )

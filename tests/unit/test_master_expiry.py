@@ -9,7 +9,9 @@ import pytest
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.puts import BeginPut, PutChain
+from master.chunk_values import PREFIX
 from master.tunables import Tunables
+from master.write_behind import CLOCK_EVERY_S
 from tests.unit.master_rig import (
     OpenedNamespace,
     Rig,
@@ -105,12 +107,52 @@ def test_a_put_of_pages_that_are_there_makes_them_live_as_long_as_it_asks() -> N
     assert space.probe(KEYS) == b"\1" * 3 + bytes(5)
 
 
-def test_after_a_takeover_pages_begin_anew_with_their_namespaces_ttl() -> None:
+def test_after_a_takeover_lives_go_on_where_they_were() -> None:
+    rig, space = pool()
+    space.put(KEYS[:KEY_BYTES], ttl_s=30.0)
+    space.put(chain(2, 1), ttl_s=inf)
+    space.put(chain(3, 1), ttl_s=15.0)
+    rig.pass_time(10.0)
+    rig.now += 1000.0  # in which nobody leads
+    rig.takeover(2)
+    rig.workers["w1"].join()
+    rig.settle()
+    run = rig.master.core.tree(1).get(KEYS[:KEY_BYTES])
+    assert run is not None
+    assert run.ttl_s == 30.0
+    # Pool time is not stored all the time.
+    left_s = run.expires_s - rig.now
+    assert 20.0 <= left_s <= 20.0 + CLOCK_EVERY_S
+    assert run.created_s - rig.now == pytest.approx(left_s - 30.0)
+    everything = KEYS[:KEY_BYTES] + chain(2, 1) + chain(3, 1)
+    rig.pass_time(CLOCK_EVERY_S + 10.0)  # what is left of the third, and leases that may run
+    assert space.probe(everything) == b"\1\1\0"
+    rig.pass_time(10.0 + LATE_S)
+    assert space.probe(everything) == b"\0\1\0"
+
+
+def test_use_after_a_takeover_counts_and_so_does_age_before_it() -> None:
+    rig, space = pool(page_age_max_s=40.0)
+    space.put(KEYS, ttl_s=30.0)
+    rig.pass_time(20.0)
+    rig.takeover(2)
+    rig.workers["w1"].join()
+    rig.pass_time(5.0)
+    space.match(KEYS, lease=False)
+    rig.pass_time(10.0)
+    assert space.probe(KEYS) == b"\1" * 8
+    rig.pass_time(CLOCK_EVERY_S + 5.0 + LATE_S)
+    assert space.probe(KEYS) == bytes(8)
+
+
+def test_pages_of_which_nothing_is_stored_begin_anew_with_their_namespaces_ttl() -> None:
     rig, space = pool()
     live_for(rig, 20.0)
     space.put(KEYS[:KEY_BYTES])
     space.put(chain(2, 1), ttl_s=inf)
     rig.pass_time(10.0)
+    for key in [key for key in rig.store if key.startswith(PREFIX)]:
+        del rig.store[key]
     rig.takeover(2)
     rig.workers["w1"].join()
     rig.settle()

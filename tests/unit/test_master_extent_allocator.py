@@ -271,10 +271,12 @@ def test_what_becomes_or_ceases_to_be_sealed_is_told() -> None:
     allocator.apply(span, ExtentEvent.SEALED)
     allocator.apply(span.part(1, 2), ExtentEvent.RETIRED)
     assert told == [(0, ExtentState.SEALED), (0, ExtentState.RETIRED)]
-    assert list(span.chunk.sealed()) == [(0, 1), (3, 4)]
+    assert span.chunk.next_sealed(0) == (0, 1)
+    assert span.chunk.next_sealed(1) == (3, 4)
+    assert span.chunk.next_sealed(4) is None
     worker = chunk_digest((slot, RecordState.SEALED, 1) for slot in (0, 3))
     assert span.chunk.sealed_digest() == worker
     allocator.apply(span.part(1, 2), ExtentEvent.FREED)
     assert allocator.take_in(4 * KIB, 4 * KIB, ExtentEvent.ADOPTED, Occupants(chain(2, 2), 1, 9))
     assert told[2:] == [(0, ExtentState.SEALED)]
-    assert list(span.chunk.sealed()) == [(0, 4)]
+    assert span.chunk.next_sealed(0) == (0, 4)

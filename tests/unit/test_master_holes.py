@@ -7,10 +7,12 @@ import pytest
 from kvstore.hints import NO_HINTS
 from kvstore.ids import ROOT_PARENT
 from master.holes import make_holes
+from master.pool_time import Life
 from master.victims import evict_pages
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 KEYS = chain(1, 12)
+LIFE = Life(100.0, 1000.0, 1100.0)
 
 
 @pytest.fixture
@@ -53,11 +55,11 @@ def test_only_what_is_missing_is_made(rig: Rig, space: OpenedNamespace, end: int
     for first, stop in ((2, 4), (7, 8), (10, 12)):  # as workers may bring them back
         parent = KEYS[(first - 1) * 32 : first * 32]
         keys = KEYS[first * 32 : stop * 32]
-        make_holes(rig.master.core, rig.master.core.tree(1), parent, keys, [], 100.0, NO_HINTS)
+        make_holes(rig.master.core, rig.master.core.tree(1), parent, keys, [], LIFE, NO_HINTS)
     tree = rig.master.core.tree(1)
     there = tree.pages
     wanted = KEYS[: end * 32]
-    make_holes(rig.master.core, tree, ROOT_PARENT, wanted, tree.stretches(KEYS), 100.0, NO_HINTS)
+    make_holes(rig.master.core, tree, ROOT_PARENT, wanted, tree.stretches(KEYS), LIFE, NO_HINTS)
     assert sum(stretch.count for stretch in tree.stretches(wanted)) == end
     missing = sum(page not in (2, 3, 7, 10, 11) for page in range(end))
     assert tree.pages == there + missing

@@ -133,6 +133,7 @@ def test_the_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("watermark_low", 0.96),
         ("watermark_demote", 0.93),
         ("move_bytes_per_s", 0),
+        ("metadata_bytes_per_s", 0),
         ("promote_hits", 0),
         ("worker_lost_after_s", 0.9),
         ("eviction", "random"),

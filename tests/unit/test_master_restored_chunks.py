@@ -1,0 +1,406 @@
+"""What is stored of a chunk against what its worker lists, cell by cell; what may contradict it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvstore import limits
+from kvstore.ids import KEY_BYTES, Generation
+from kvstore.record import RecordState
+from kvstore.replica import ExtentState
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.membership import (
+    ChunkDigest,
+    InventoryEnd,
+    InventoryWanted,
+    OfferInventory,
+)
+from master.chunk_values import PREFIX, decode_chunk, encode_chunk, key_of
+from master.pool_time import KEY as CLOCK
+from master.restored_chunks import ASIDE
+from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain
+from tests.unit.test_master_chunk_writes import record_rows, stored_rows
+
+PAGE = 4096
+PAGES = CHUNK // PAGE
+KEYS = chain(1, 12)
+TTL_S = 77.0
+GRACE_S = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+FIRST = key_of("w1-dram", 0)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """A master with one worker."""
+    rig = Rig()
+    rig.add_worker()
+    return rig
+
+
+@pytest.fixture
+def space(rig: Rig) -> OpenedNamespace:
+    """A namespace of one part, with twelve pages of which the store knows."""
+    space = rig.open_namespace()
+    space.put(KEYS, ttl_s=TTL_S)
+    rig.pass_time(1.0)
+    return space
+
+
+def offer(rig: Rig, name: str = "w1") -> InventoryWanted:
+    """A worker registers and offers its inventory."""
+    worker = rig.workers[name]
+    worker.connect()
+    return worker.offer()
+
+
+def end(rig: Rig, name: str = "w1") -> None:
+    """The inventory is whole."""
+    worker = rig.workers[name]
+    reply = worker.ask(InventoryEnd(worker.segment, worker.incarnation))
+    assert reply == Done()
+
+
+def ttls(rig: Rig, keys: bytes = KEYS) -> list[float]:
+    """TTLs of these pages, as far as they are there."""
+    found = rig.master.core.tree(1).stretches(keys)
+    return [stretch.run.ttl_s for stretch in found for _ in range(stretch.count)]
+
+
+def counter(rig: Rig, name: str) -> int:
+    """One of the core's counters."""
+    return rig.master.core.counters[name]
+
+
+def sealed(rig: Rig, name: str = "w1-dram") -> set[tuple[int, int]]:
+    """Offset and generation of all that is SEALED for the master."""
+    return {
+        (chunk.offset(slot), chunk.generations[slot])
+        for chunk in rig.master.core.segments[name].allocator.chunk_list
+        for slot in chunk.slots_in(ExtentState.SEALED)
+    }
+
+
+# --- the table of master.inventory ------------------------------------------------------------
+
+
+def test_an_equal_value_is_taken_in_as_it_is(rig: Rig, space: OpenedNamespace) -> None:
+    rig.takeover(2)
+    written = len(rig.written)
+    assert offer(rig).chunk_starts == ()
+    assert space.probe(KEYS) == bytes(12)  # not before the whole inventory is there
+    end(rig)
+    assert space.probe(KEYS) == b"\1" * 12
+    assert ttls(rig) == [TTL_S] * 12
+    assert counter(rig, "pages_adopted") == 12
+    assert len(rig.master.core.restored) == 0
+    rig.pass_time(10.0)
+    puts = [key for each in rig.written[written:] for key, _ in each.puts]
+    assert FIRST not in puts  # nothing has changed
+    assert stored_rows(rig, "w1-dram") == record_rows(rig.segment("w1-dram"))
+
+
+def test_a_chunk_of_which_nothing_is_stored_is_asked_for(rig: Rig, space: OpenedNamespace) -> None:
+    del rig.store[FIRST]
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == (0,)
+    rig.workers["w1"].send_rows(0)
+    end(rig)
+    assert space.probe(KEYS) == b"\1" * 12
+    assert ttls(rig) == [limits.PAGE_TTL_S] * 12
+    rig.pass_time(10.0)
+    assert stored_rows(rig, "w1-dram") == record_rows(rig.segment("w1-dram"))
+
+
+def test_of_another_digest_lives_go_on_where_the_generation_is_the_same(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    worker = rig.workers["w1"]
+    del worker.records[0]
+    other = worker.records[PAGE]
+    later = Generation(other.generation + 1)
+    worker.records[PAGE] = msgspec.structs.replace(other, generation=later)
+    worker.restart()
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == (0,)
+    worker.send_rows(0)
+    end(rig)
+    assert space.probe(KEYS) == b"\0" + b"\1" * 11
+    assert ttls(rig) == [limits.PAGE_TTL_S] + [TTL_S] * 10
+    assert len(rig.master.core.restored) == 0
+
+
+def test_of_another_class_nothing_is_believed(rig: Rig, space: OpenedNamespace) -> None:
+    value = msgspec.structs.replace(decode_chunk(rig.store[FIRST]), size_class=2 * PAGE)
+    rig.store[FIRST] = encode_chunk(value, value.digest())
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == (0,)
+    rig.workers["w1"].send_rows(0)
+    end(rig)
+    assert space.probe(KEYS) == b"\1" * 12
+    assert ttls(rig) == [limits.PAGE_TTL_S] * 12
+
+
+def test_a_chunk_that_is_not_listed_is_not_served_and_its_value_goes(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    rig.workers["w1"].records.clear()
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == ()
+    end(rig)
+    assert space.probe(KEYS) == bytes(12)
+    assert rig.master.core.tree(1).pages == 0
+    rig.pass_time(10.0)
+    assert FIRST not in rig.store
+    assert len(rig.master.core.restored) == 0
+
+
+def test_without_a_worker_nothing_is_served_and_nothing_forgotten(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    rig.takeover(2)
+    rig.pass_time(20.0)
+    assert space.probe(KEYS) == bytes(12)
+    assert FIRST in rig.store
+    rig.takeover(3)  # the next one has it still
+    assert offer(rig).chunk_starts == ()
+    end(rig)
+    assert space.probe(KEYS) == b"\1" * 12
+
+
+# --- what is not believed -----------------------------------------------------------------------
+
+
+def test_a_damaged_value_is_set_aside_and_the_rest_is_loaded(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.put(chain(2, PAGES), ttl_s=TTL_S)
+    rig.pass_time(1.0)
+    bad = bytearray(rig.store[FIRST])
+    bad[40] ^= 1
+    rig.store[FIRST] = bytes(bad)
+    rig.store[PREFIX + "w1-dram/?"] = b"?"
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == (0,)
+    assert rig.store[ASIDE + FIRST] == bytes(bad)
+    assert rig.store[ASIDE + PREFIX + "w1-dram/?"] == b"?"
+    assert FIRST not in rig.store
+    assert counter(rig, "chunk_values_set_aside") == 2
+    rig.workers["w1"].send_rows(0)
+    end(rig)
+    assert space.probe(KEYS + chain(2, PAGES)) == b"\1" * (12 + PAGES)
+    rig.pass_time(10.0)
+    assert stored_rows(rig, "w1-dram") == record_rows(rig.segment("w1-dram"))
+
+
+def test_values_of_a_segment_that_nobody_lends_are_deleted_at_the_start(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    rig.store[key_of("strange", 0)] = rig.store[FIRST]
+    rig.takeover(2)
+    rig.tick()
+    assert key_of("strange", 0) not in rig.store
+    assert counter(rig, "chunk_values_orphaned") == 1
+    assert FIRST in rig.store
+
+
+def test_pages_of_an_unknown_namespace_are_fenced(rig: Rig, space: OpenedNamespace) -> None:
+    for key in [key for key in rig.store if key.startswith("namespaces/")]:
+        del rig.store[key]
+    rig.takeover(2)
+    assert offer(rig).chunk_starts == ()
+    end(rig)
+    assert counter(rig, "extents_unaccounted") == 12
+    rig.pass_time(GRACE_S + 1.0)
+    assert not rig.workers["w1"].records
+    assert FIRST not in rig.store
+
+
+def test_what_was_removed_meanwhile_does_not_return(rig: Rig, space: OpenedNamespace) -> None:
+    rig.takeover(2)
+    again = rig.open_namespace()
+    assert again.remove(KEYS[4 * KEY_BYTES : 5 * KEY_BYTES]) == b"\0"
+    assert offer(rig).chunk_starts == ()
+    end(rig)
+    assert again.probe(KEYS) == b"\1" * 4 + b"\0" + b"\1" * 7
+    assert ttls(rig)[0] == TTL_S
+    rig.pass_time(GRACE_S + 7.0)
+    assert stored_rows(rig, "w1-dram") == record_rows(rig.segment("w1-dram"))
+
+
+def test_a_value_makes_no_page_its_own_ancestor(rig: Rig, space: OpenedNamespace) -> None:
+    head, tail = chain(7, 3), chain(8, 3)
+    rig.workers["w1"].leave()
+    rig.add_worker("w2")
+    space.put(tail)
+    space.put(head, parent=tail[-KEY_BYTES:])
+    rig.pass_time(1.0)
+    rig.workers["w2"].leave()
+    rig.pass_time(5.0)  # w2 is lost, and so is what it held; writers say otherwise now
+    rig.add_worker("w3")
+    space.put(head)
+    rig.workers["w3"].leave()
+    rig.workers["w1"].join()
+    space.put(tail, parent=head[-KEY_BYTES:])
+    rig.pass_time(1.0)
+    rig.takeover(2)
+    for name in ("w1", "w2"):
+        assert offer(rig, name).chunk_starts == ()
+        end(rig, name)  # the rig checks I16
+    assert space.probe(head + tail) == b"\1\1\0" + b"\1\1\1"
+    assert counter(rig, "extents_unaccounted") == 2
+
+
+def test_digests_of_chunks_that_cannot_lie_there_are_not_believed(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    value = decode_chunk(rig.store[FIRST])
+    digest = value.digest()
+    # As of another medium under the name of this one.
+    wrong = {
+        CHUNK // 4: 4 * PAGE,  # not where a chunk of four frames may begin
+        16 * CHUNK: PAGE,  # beyond the end
+        PAGE: PAGE,
+    }
+    for start, size_class in wrong.items():
+        each = msgspec.structs.replace(value, size_class=size_class)
+        rig.store[key_of("w1-dram", start)] = encode_chunk(each, digest)
+    rig.takeover(2)
+    worker = rig.workers["w1"]
+    worker.connect()
+    chunks = tuple(ChunkDigest(start, size, digest) for start, size in wrong.items())
+    reply = worker.ask(OfferInventory("w1-dram", 1, (*worker.digests(), *chunks)))
+    assert reply == InventoryWanted(tuple(sorted(wrong)))
+    assert len(sealed(rig)) == 12
+
+
+def test_chunks_that_overlap_are_not_both_believed(rig: Rig, space: OpenedNamespace) -> None:
+    value = msgspec.structs.replace(decode_chunk(rig.store[FIRST]), size_class=8 * PAGE)
+    rig.store[key_of("w1-dram", CHUNK // 2)] = encode_chunk(value, value.digest())
+    rig.takeover(2)
+    worker = rig.workers["w1"]
+    worker.connect()
+    other = ChunkDigest(CHUNK // 2, 2 * PAGE, value.digest())
+    value = msgspec.structs.replace(value, size_class=2 * PAGE)
+    rig.master.core.restored.add("w1-dram", CHUNK // 2, encode_chunk(value, value.digest()))
+    reply = worker.ask(OfferInventory("w1-dram", 1, (*worker.digests(), other)))
+    assert reply == InventoryWanted((CHUNK // 2,))
+
+
+# --- where pages are known already --------------------------------------------------------------
+
+
+def test_parts_and_copies_come_in_whatever_order(rig: Rig) -> None:
+    rig.add_worker("w2")
+    two = rig.open_namespace(2)
+    two.put(KEYS, parts=(0,), ttl_s=TTL_S)
+    two.put(KEYS, parts=(1,), ttl_s=TTL_S)  # on the other worker
+    two.put(chain(2, 5), parent=KEYS[3 * KEY_BYTES : 4 * KEY_BYTES], parts=(0, 1))
+    rig.pass_time(1.0)
+    assert {copy.segment.id for run in rig.master.core.tree(1).all_runs() for copy in run.copies}
+    rig.takeover(2)
+    for name in ("w2", "w1"):
+        assert offer(rig, name).chunk_starts == ()
+        end(rig, name)
+    assert two.probe(KEYS + chain(2, 5)) == b"\1" * 17
+    assert counter(rig, "pages_adopted") == 34
+    assert not counter(rig, "extents_unaccounted")
+
+
+def test_the_copy_on_a_drive_is_taken_in_beside_the_one_in_memory() -> None:
+    rig = Rig()
+    worker = rig.add_worker(nvme_chunks=8)
+    space = rig.open_namespace()
+    worker.stored_bytes.update(
+        {chain(n, 16)[i * 32 : i * 32 + 32]: 100 for n in range(12) for i in range(16)}
+    )
+    for number in range(12):
+        space.put(chain(number, 16))
+    rig.pass_time(12.0)
+    before = sealed(rig, "w1-dram"), sealed(rig, "w1-nvme")
+    assert all(before)
+    rig.takeover(2)
+    worker.connect()
+    for segment in reversed(worker.segments):
+        assert worker.offer(segment).chunk_starts == ()
+        assert worker.ask(InventoryEnd(segment.segment, segment.incarnation)) == Done()
+    assert (sealed(rig, "w1-dram"), sealed(rig, "w1-nvme")) == before
+
+
+def test_pages_that_were_put_again_meanwhile_are_taken_in_one_by_one(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    rig.takeover(2)
+    rig.add_worker("w2")
+    again = rig.open_namespace()
+    again.put(KEYS[: 5 * KEY_BYTES])
+    offer(rig)
+    end(rig)
+    assert again.probe(KEYS) == b"\1" * 12
+    run = rig.master.core.tree(1).get(KEYS[:KEY_BYTES])
+    assert run is not None
+    assert len(run.copies) == 2
+    assert run.ttl_s == limits.PAGE_TTL_S
+
+
+def test_a_page_that_hangs_elsewhere_now_is_fenced(rig: Rig, space: OpenedNamespace) -> None:
+    rig.takeover(2)
+    rig.add_worker("w2")
+    again = rig.open_namespace()
+    again.put(chain(9, 1))
+    again.put(KEYS, parent=chain(9, 1))
+    offer(rig)
+    end(rig)
+    # Of the stored chain the first page's parent is another one.
+    assert counter(rig, "extents_unaccounted") == 1
+    assert counter(rig, "pages_adopted") == 11
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+def test_a_comparison_that_is_cut_short_begins_anew(
+    rig: Rig, space: OpenedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("master.adoption.COST_PER_STEP", 1)
+    space.put(chain(2, 3 * PAGES), ttl_s=TTL_S)
+    rig.pass_time(1.0)
+    rig.takeover(2)
+    worker = rig.workers["w1"]
+    worker.connect()
+    assert worker.ask(OfferInventory("w1-dram", 1, worker.digests())) is None
+    rig.tick()
+    assert 0 < len(sealed(rig)) < 12 + 3 * PAGES
+    worker.leave()
+    wanted = offer(rig).chunk_starts
+    for start in wanted:
+        worker.send_rows(start)
+    end(rig)
+    assert len(wanted) <= 1  # the one that was half done
+    assert space.probe(KEYS + chain(2, 3 * PAGES)) == b"\1" * (12 + 3 * PAGES)
+    assert ttls(rig, chain(2, 3 * PAGES)) == [TTL_S] * (3 * PAGES)
+
+
+def test_what_a_restored_value_lists_is_not_freed_while_old_leases_may_run(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.match(KEYS)
+    rig.takeover(2)
+    offer(rig)
+    end(rig)
+    began_s = rig.master.core.started_s
+    run = rig.master.core.tree(1).get(KEYS[:KEY_BYTES])
+    assert run is not None
+    assert run.leased_until_s == began_s + GRACE_S  # I9
+    assert rig.open_namespace().remove(KEYS) == b"\1" * 12
+    rig.pass_time(began_s + GRACE_S - 0.5 - rig.now)
+    records = rig.workers["w1"].records.values()
+    assert [record.state for record in records] == [RecordState.REMOVED] * 12
+    rig.pass_time(1.0)
+    assert not rig.workers["w1"].records
+
+
+def test_pool_time_that_is_not_ours_is_refused(rig: Rig, space: OpenedNamespace) -> None:
+    rig.store[CLOCK] = b"?"
+    with pytest.raises(Exception, match="clock"):
+        rig.takeover(2)
