@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
+from kvstore import limits
 from kvstore.replica import Tier
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import all_of
@@ -87,9 +88,12 @@ class Mover(ABC):
                 self.wipe(span.places, span.part_bytes)
                 results.append(all_of(Outcome.TRANSPORT, len(span)))
                 continue
+            began_s = time.monotonic()
             results.append(self._read_by(transport, span, left_s))
             if _nothing_moved(results[-1:]):
-                self._choice.drop(transport)
+                was_silent = time.monotonic() - began_s >= limits.READ_STALL_MAX_S
+                give_up = self._choice.avoid if was_silent else self._choice.drop
+                give_up(transport)
         return results
 
     @abstractmethod

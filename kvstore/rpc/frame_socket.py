@@ -183,11 +183,14 @@ class FrameSocket:
         return frame
 
     def receive_raw_into(
-        self, views: Sequence[bytearray | memoryview], deadline_s: float | None = None
+        self,
+        views: Sequence[bytearray | memoryview],
+        deadline_s: float | None = None,
+        stall_s: float = limits.SEND_STALL_MAX_S,
     ) -> None:
         """Fill `views`, in order, with the raw bytes that follow the last frame received.
 
-        Without a deadline it fails once the peer has sent nothing for limits.SEND_STALL_MAX_S.
+        It fails at the deadline, and once the peer has sent nothing for `stall_s`.
         A call that raises leaves the stream in the middle of the raw bytes: close the connection.
         """
         rest = _byte_views(views)
@@ -198,9 +201,8 @@ class FrameSocket:
             try:
                 got = self._sock.recvmsg_into(rest[first : first + _IOVECS_MAX])[0]
             except BlockingIOError:
-                now = time.monotonic()
-                self._wait_readable(now + limits.SEND_STALL_MAX_S if deadline_s is None
-                                    else deadline_s)  # fmt: skip
+                stalled_s = time.monotonic() + stall_s
+                self._wait_readable(min(stalled_s, deadline_s or stalled_s))
                 continue
             except OSError as error:
                 _lost(error)

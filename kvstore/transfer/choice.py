@@ -108,6 +108,14 @@ class Choice:
             self._opened = {k: t for k, t in self._opened.items() if t is not failed}
         failed.close()
 
+    def avoid(self, silent: Transport) -> None:
+        """Close a transport whose worker keeps silent; for a while nobody waits for it again."""
+        until_s = self._clock.now_s() + TRY_AGAIN_S
+        with self._mutex:
+            keys = [key for key, each in self._opened.items() if each is silent]
+            self._failed_until_s.update(dict.fromkeys(keys, until_s))
+        self.drop(silent)
+
     def close(self) -> None:
         """End all of them; nothing is opened any more. Safe to repeat."""
         with self._mutex:

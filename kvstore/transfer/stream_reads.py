@@ -1,10 +1,12 @@
 """Pages that a worker sends as raw bytes over a data connection, whatever kind that is.
 
-Reads keep two requests in flight, so that one piece is verified while the next arrives.
+Reads keep two requests in flight, so that one piece is verified while the next arrives. A worker
+that sends nothing for a while is dead, or as good as that: its pages may lie elsewhere too.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from kvstore.rpc.frame_socket import FrameSocket
     from kvstore.transfer.data_links import DataLinks
     from kvstore.transfer.memory import Memory
+    from kvstore.wire.messages.base import Message
 
 READ_PIECE_BYTES: Final = 4 * limits.MIB
 READS_IN_FLIGHT: Final = 2
@@ -72,22 +75,29 @@ def _take_piece(
     """Receive one piece, verify it, and note its outcomes: the worker's last word counts too."""
     request_id, first, piece = asked
     pages = slice(first, first + len(piece))
-    reply = reply_to(request_id, link, deadline_s)
+    reply = _next_word(request_id, link, deadline_s)
     if isinstance(reply, Failure):
         outcomes[pages] = all_of(outcome_of_error(error_of(reply)), len(piece))
         return
     if not isinstance(reply, ReadStarted) or len(reply.outcomes) != len(piece):
         raise MalformedMessage(f"{type(reply).__name__} in answer to ReadExtents")
     coming = [p for p, o in zip(piece.places, reply.outcomes, strict=True) if o == Outcome.OK]
-    link.receive_raw_into(list(views_of(into, coming, piece.part_bytes)), deadline_s)
+    views = list(views_of(into, coming, piece.part_bytes))
+    link.receive_raw_into(views, deadline_s, limits.READ_STALL_MAX_S)
     found = verified(piece, into.view, reply.outcomes)
-    ended = reply_to(request_id, link, deadline_s)
+    ended = _next_word(request_id, link, deadline_s)
     if not isinstance(ended, ReadEnded) or len(ended.outcomes) != len(piece):
         raise MalformedMessage(f"{type(ended).__name__} at the end of a read")
     # A record that changed meanwhile explains bytes that do not match: it is the better reason.
     outcomes[pages] = bytes(
         last or checked for last, checked in zip(ended.outcomes, found, strict=True)
     )
+
+
+def _next_word(request_id: int, link: FrameSocket, deadline_s: float) -> Message:
+    """What the worker says next, which it does soon unless it is dead: DeadlineExceeded."""
+    stalled_s = time.monotonic() + limits.READ_STALL_MAX_S
+    return reply_to(request_id, link, min(deadline_s, stalled_s))
 
 
 def views_of(memory: Memory, places: Iterable[int], size: int) -> Iterator[memoryview]:

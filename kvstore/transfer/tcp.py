@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from kvstore import limits
 from kvstore.errors import KVStoreError
 from kvstore.transfer.data_links import DataLinks
 from kvstore.transfer.piece_calls import PieceCalls
@@ -32,7 +33,7 @@ def open_transport(context: TransferContext, timeout_s: float) -> TcpTransport:
     """Reach the worker. Unavailable when nobody answers there."""
     transport = TcpTransport(context)
     try:
-        transport.greet(time.monotonic() + timeout_s)
+        transport.greet(time.monotonic() + min(timeout_s, limits.READ_STALL_MAX_S))
     except BaseException:
         transport.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvstore.wire.framing import Frame
     from kvstore.wire.messages.base import Message
 
-from tests.contract.transport_ways import CHAIN, PAGES, SIZE, Way, reply
+from tests.contract.transport_ways import CHAIN, PAGES, SIZE, TIMEOUT_S, Way, reply
 
 
 @pytest.fixture
@@ -90,4 +91,25 @@ def test_a_page_that_changed_while_it_was_sent_is_stale(worker: FakeWorker) -> N
 
     worker.say = say
     assert way.read(span) == bytes(PAGES - 1) + bytes([Outcome.STALE])
+    way.transport.close()
+
+
+@pytest.mark.parametrize("sent", [0, 1, SIZE, PAGES * SIZE])
+def test_a_worker_that_falls_silent_costs_no_more_than_the_stall(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    monkeypatch.setattr("kvstore.limits.READ_STALL_MAX_S", 0.05)
+    way = Way("tcp", worker)
+    span = way.stored()
+
+    def say(link: FrameSocket, frame: Frame) -> bool:
+        if isinstance(frame.message, ReadExtents) and sent:
+            raw = b"".join(payload(key, 0, SIZE) for key in CHAIN)[:sent]
+            link.send(FrameKind.REPLY, frame.request_id, ReadStarted(bytes(PAGES)), raw=[raw])
+        return True
+
+    worker.say = say
+    began_s = time.monotonic()
+    assert way.read(span) == bytes([Outcome.TRANSPORT] * PAGES)
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
     way.transport.close()

@@ -187,3 +187,19 @@ def test_configured_transports_must_be_there(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["shm", "tcp"])
 def test_built_in_transports_load(name: str) -> None:
     assert hasattr(load_kind(name), "open_transport")
+
+
+def test_a_transport_that_is_avoided_is_not_opened_again_for_a_while(
+    kinds: dict[str, Kind],
+) -> None:
+    clock = ManualClock()
+    choice = chosen(["tcp", "extra"], clock)
+    both = ref(("tcp", "t", 0), ("extra", "e", 0))
+    silent = choice.transport(both, TIMEOUT_S)
+    assert silent is not None
+    choice.avoid(silent)
+    assert choice.transport(both, TIMEOUT_S) is not silent
+    assert (kinds["tcp"].opened, kinds["extra"].opened) == (["t"], ["e"])
+    clock.advance(TRY_AGAIN_S)
+    choice.transport(both, TIMEOUT_S)
+    assert kinds["tcp"].opened == ["t", "t"]
