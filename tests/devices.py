@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -33,16 +34,23 @@ class TamperedDevice(CpuDevice):
         self.after_copy: Callable[[Sequence[Move]], None] = lambda _: None
         self.pinned = 0
         self.trims = 0
-        self.settled = 0
+        self.asked_by: list[int] = []
+        """Threads that had their work noted."""
+        self.waits = 0
 
     def copy(self, moves: Sequence[Move]) -> None:
         """Copy, then whatever `after_copy` does."""
         super().copy(moves)
         self.after_copy(moves)
 
-    def settle(self) -> None:
-        """Count."""
-        self.settled += 1
+    def asked(self) -> Callable[[], object]:
+        """Count the waits."""
+        self.asked_by.append(threading.get_ident())
+
+        def wait() -> None:
+            self.waits += 1
+
+        return wait
 
     def pin(self, address: int, size_bytes: int) -> Callable[[], object]:
         """Count the bytes that are pinned."""

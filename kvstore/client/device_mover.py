@@ -43,8 +43,13 @@ class DeviceMover(Mover):
     def __init__(
         self, choice: Choice, block: Block, bounces: Bounces, take_buffer: TakeBuffer
     ) -> None:
-        """The block is source of ingests and destination of reads; `bounces` are its device's."""
+        """The block is source of ingests and destination of reads; `bounces` are its device's.
+
+        For the thread of the model: what it has asked of the device is waited for before the block
+        is read or written, in whichever thread that happens.
+        """
         super().__init__(choice)
+        self._await_model = block.device.asked()
         self._block = block
         self._bounces = bounces
         self._take_buffer = take_buffer
@@ -55,6 +60,16 @@ class DeviceMover(Mover):
         if segment.tier == Tier.HBM and isinstance(way, ShmTransport):
             return BEST
         return super().rank(segment, timeout_s)
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        """See Mover.ingest. Unavailable where the device fails."""
+        self._await_model()
+        return super().ingest(spans, timeout_s)
+
+    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+        """See Mover.read. Unavailable where the device fails."""
+        self._await_model()
+        return super().read(spans, timeout_s)
 
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Zero what a read delivered."""
@@ -71,7 +86,6 @@ class DeviceMover(Mover):
         return [self._ingest_through_host(way, span, deadline_s) for span in spans]
 
     def _ingest_through_host(self, way: Transport, span: IngestSpan, deadline_s: float) -> bytes:
-        self._block.device.settle()
         size, outcomes = span.part_bytes, b""
         with self._take_buffer(size) as buffer:
             step = buffer.size_bytes // size

@@ -87,7 +87,7 @@ def checksums(
 ) -> list[int]:
     """XXH3-64 of `size_bytes` at each place of a block, as they lie there now.
 
-    Whoever wrote them must be done: `Device.settle`.
+    Whoever wrote them must be done: `Device.asked`.
     """
     found: list[int] = []
     with bounces.one() as bounce:
@@ -111,8 +111,7 @@ def wipe(block: Block, places: Sequence[int], size_bytes: int, bounces: Bounces)
 
 
 def span_checksums_on_device(span: IngestSpan, source: Block, bounces: Bounces) -> bytes:
-    """`transport.span_checksums` for pages on a device; waits for the model that computed them."""
-    source.device.settle()
+    """`transport.span_checksums` for pages on a device, whose model is done with them."""
     seeds = checksum_seeds(span.keys, span.part)
     return array("Q", checksums(source, span.places, span.part_bytes, seeds, bounces)).tobytes()
 
@@ -126,7 +125,6 @@ def read_to_device(
 
     Verified before the copy. One Outcome byte a page; places of pages that are not OK are zeroed.
     """
-    into.device.settle()
     size, outcomes = span.part_bytes, bytearray()
     for piece in even_pieces(span, min(GROUP_BYTES, room.size_bytes)):
         ats = range(0, len(piece) * size, size)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import BadValue, Unavailable
+from kvstore.errors import BadValue, ConfigError, Unavailable
 from kvstore.transfer.device import (
     Block,
     Handle,
@@ -91,6 +91,15 @@ def _call(name: str, *arguments: object) -> None:
         )
 
 
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    """What torch says of a device that fails, as the driver's errors are said."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unavailable(f"CUDA: {error}") from error
+
+
 def cuda_devices() -> list[str]:
     """The names of the CUDA devices that this process may use; none where torch has no CUDA."""
     try:
@@ -109,10 +118,13 @@ class CudaDevice:
         """Use the device that torch numbers `index`, in the context that torch uses too."""
         import torch
 
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch annotates it not
         self._torch = torch
         self._index = index
         self.name = f"cuda:{index}"
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # torch annotates it not
+        except RuntimeError as error:  # no driver that fits, or a fork of a process that uses it
+            raise ConfigError(f"device {self.name}: {error}") from error
         number, uuid, context = ctypes.c_int(), _Uuid(), _POINTER()
         _call("cuDeviceGet", ctypes.byref(number), index)
         _call("cuDeviceGetUuid_v2", ctypes.byref(uuid), number)
@@ -164,9 +176,10 @@ class CudaDevice:
         return Block(self, base.value + handle.offset, size, held, is_writable=False)
 
     def copy(self, moves: Sequence[Move]) -> None:
-        """See Device.copy. On its own stream: what a model does meanwhile is not waited for."""
-        streams = self._torch.cuda.Stream
-        stream = streams(self._index).cuda_stream  # type: ignore[no-untyped-call]  # nor this
+        """See Device.copy. On a stream of torch's pool: a model's own are not waited for."""
+        with _torch_errors():
+            streams = self._torch.cuda.Stream
+            stream = streams(self._index).cuda_stream  # type: ignore[no-untyped-call]  # nor this
         with self.current():
             try:
                 for to, source, size_bytes in moves:
@@ -174,9 +187,17 @@ class CudaDevice:
             finally:
                 _call("cuStreamSynchronize", stream)
 
-    def settle(self) -> None:
-        """See Device.settle."""
-        self._torch.cuda.current_stream(self._index).synchronize()
+    def asked(self) -> Callable[[], object]:
+        """See Device.asked. The current stream is a thread's own, an event is anybody's."""
+        with _torch_errors():
+            event = self._torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # nor it
+            event.record(self._torch.cuda.current_stream(self._index))
+
+        def wait() -> None:
+            with _torch_errors():
+                event.synchronize()
+
+        return wait
 
     def pin(self, address: int, size_bytes: int) -> Callable[[], object]:
         """See Device.pin. Whole pages of memory."""
@@ -184,7 +205,7 @@ class CudaDevice:
             _call("cuMemHostRegister_v2", address, size_bytes, _PORTABLE)
 
         def unpin() -> None:
-            with self.current():
+            with suppress(Unavailable), self.current():  # a device that failed pins nothing
                 _call("cuMemHostUnregister", address)
 
         return unpin

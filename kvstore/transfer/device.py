@@ -84,8 +84,12 @@ class Device(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """Return when what this thread has asked of the device is done, such as a model's step."""
+    def asked(self) -> Callable[[], object]:
+        """Take note of what this thread has asked of the device so far, such as a model's step.
+
+        The result returns when that is done, in whichever thread it is called: which work a
+        program is at, only the thread knows that asked for it. Unavailable where the device fails.
+        """
         ...
 
     def pin(self, address: int, size_bytes: int) -> Callable[[], object]:
@@ -285,8 +289,9 @@ class CpuDevice:
         for to, source, size_bytes in moves:
             copy_bytes(to, source, size_bytes)
 
-    def settle(self) -> None:
+    def asked(self) -> Callable[[], object]:
         """Nothing of a processor's own is ever under way."""
+        return _nothing
 
     def pin(self, address: int, size_bytes: int) -> Callable[[], object]:
         """Host memory is as fast as it gets."""
@@ -298,7 +303,7 @@ class CpuDevice:
 
 
 def _nothing() -> None:
-    """Undo a pin that did nothing."""
+    """Undo a pin that did nothing, or wait for nothing."""
 
 
 def require_size(size_bytes: int) -> None:

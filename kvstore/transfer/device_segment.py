@@ -45,8 +45,6 @@ class DeviceSegment:
         Into host memory, or into a block of the same device: then no byte of a page leaves it but
         to be hashed.
         """
-        if isinstance(into, Block):
-            into.device.settle()
         outcomes = bytearray(all_of(Outcome.STALE, len(span)))
         # The rest is not here: the worker has given those chunks back.
         with suppress(BadValue):

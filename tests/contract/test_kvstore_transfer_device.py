@@ -7,10 +7,12 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from kvstore.errors import BadValue, BufferClosed, ConfigError, OutOfSpace, Unavailable
 from kvstore.transfer.buffer import Buffer, sealed_memfd
@@ -215,6 +217,30 @@ def test_a_tensor_in_the_middle_of_an_allocation_is_shared_from_there(device: De
         assert ask() == "read-only block"
         assert bytes.fromhex(ask("show\n")) == DATA[512:1536]
     assert not device.is_read_only_enforced
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
+def test_work_of_a_stream_of_ones_own_is_waited_for_in_another_thread(device: Device) -> None:
+    tensor = torch.zeros(SIZE, dtype=torch.uint8, device=device.name)
+    block = device.wrap(tensor.data_ptr(), SIZE, tensor)
+    torch.cuda.synchronize()
+    found: list[bytes] = []
+
+    def look(done: Callable[[], object]) -> None:
+        done()
+        found.append(held_by(block))
+
+    work = torch.zeros(8192, 8192, device=device.name)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch annotates it not
+    with torch.cuda.stream(stream):
+        for _ in range(40):  # about a second
+            work = work @ work
+        tensor.fill_(7)
+        thread = threading.Thread(target=look, args=(device.asked(),))
+    thread.start()
+    thread.join()
+    assert found == [b"\7" * SIZE]
 
 
 def test_a_cpu_block_is_mapped_read_only_by_who_opened_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,8 @@ from kvstore.transfer import bounce
 from kvstore.transfer.bounce import Bounces
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.device import CpuDevice
-from kvstore.transfer.transport import ReadSpan
+from kvstore.transfer.transport import IngestSpan, ReadSpan
+from tests.devices import TamperedDevice
 from tests.unit.hbm_segments import reference
 
 if TYPE_CHECKING:
@@ -48,6 +50,46 @@ class SlowWay:
         self.timeouts_s.append(round(timeout_s, 6))
         self.now_s += PIECE_S
         return bytes(len(span))
+
+
+class NotingWay(SlowWay):
+    """Takes note of how often the device was waited for before it was asked."""
+
+    def __init__(self, device: TamperedDevice) -> None:
+        super().__init__()
+        self.device = device
+        self.waits: list[int] = []
+
+    def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
+        """Take note."""
+        self.waits.append(self.device.waits)
+        return super().read(span, into, timeout_s)
+
+    def ingest(self, spans: list[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
+        """Take note."""
+        del source, timeout_s
+        self.waits.append(self.device.waits)
+        return [bytes(len(span)) for span in spans]
+
+
+def test_the_work_of_the_thread_that_called_is_waited_for_in_the_one_that_moves() -> None:
+    device = TamperedDevice()
+    way, block = NotingWay(device), device.allocate(SIZE)
+    device.after_copy = lambda _: way.waits.append(device.waits)
+    bounces, buffers = Bounces(device, SIZE), SpareBuffers(lambda size: Buffer(1, size))
+    read = ReadSpan(reference(1), 0, SIZE, bytes(32), bytes(8), bytes(8), bytes(8), (0,))
+    put = IngestSpan(1, reference(1), 1, 1, 0, SIZE, 64, bytes(32), bytes(32), bytes(8), (0,))
+    for move in (lambda mover: mover.read([read], 1.0), lambda mover: mover.ingest([put], 1.0)):
+        way.waits, device.waits, device.asked_by = [], 0, []
+        mover = DeviceMover(cast("Choice", way), block, bounces, buffers.take)
+        assert device.waits == 0
+        thread = threading.Thread(target=move, args=(mover,))
+        thread.start()
+        thread.join()
+        assert device.asked_by == [threading.get_ident()]
+        assert way.waits == [1, 1]  # the transport, and the copy before or after it
+    buffers.close()
+    bounces.close()
 
 
 def test_the_pieces_of_a_read_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

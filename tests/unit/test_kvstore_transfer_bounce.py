@@ -138,17 +138,6 @@ def test_a_read_lands_on_the_device_and_refused_pages_as_zeros(
     assert held_by(block) == want
 
 
-def test_the_models_own_work_on_the_device_is_waited_for_first() -> None:
-    device = TamperedDevice()
-    bounces, block = Bounces(device, 4 * SIZE), block_with_pages(device)
-    seen: list[int] = []
-    device.after_copy = lambda _: seen.append(device.settled)
-    span_checksums_on_device(ingest_span(), block, bounces)
-    read_to_device(lambda span, _: bytes(len(span)), read_span(), block, host(bytes(4 * SIZE)))
-    assert seen == [1, 1, 2, 2]
-    bounces.close()
-
-
 def test_who_finds_no_buffer_waits_for_one() -> None:
     bounces = Bounces(CpuDevice(), 4096)
     got = threading.Event()

@@ -173,15 +173,6 @@ def test_a_device_that_fails_is_a_miss(tampered: Reader, where: str) -> None:
     assert held_by(into) == tampered.expect(bad=range(5))
 
 
-def test_the_models_own_work_is_waited_for_before_its_memory_is_written(tampered: Reader) -> None:
-    into, device = destination(tampered, "device"), tampered.worker.device
-    assert isinstance(device, TamperedDevice)
-    seen: list[int] = []
-    device.after_copy = lambda _: seen.append(device.settled)
-    tampered.client.read(tampered.span(), into)
-    assert set(seen) == {1}
-
-
 def test_records_of_another_size_are_refused() -> None:
     reader = Reader(CpuDevice())
     fd = os.memfd_create("short")
