@@ -193,7 +193,11 @@ class EtcdServers:
 
     def put(self, key: str, value: str) -> None:
         """Write as a stranger would."""
-        self.members[0].ask("kv/put", key=_text(key), value=_text(value))
+        self.put_bytes(key.encode(), value.encode())
+
+    def put_bytes(self, key: bytes, value: bytes) -> None:
+        """As `put`."""
+        self.members[0].ask("kv/put", key=_base64(key), value=_base64(value))
 
     def delete(self, key: str) -> None:
         """Delete one key."""
@@ -204,11 +208,21 @@ class EtcdServers:
         found = self.members[0].ask("kv/range", key=_text(key)).get("kvs")
         return None if not found else base64.b64decode(found[0].get("value", "")).decode()
 
+    def revision(self) -> int:
+        """The present."""
+        return int(self.members[0].ask("kv/range", key=_text("x"))["header"]["revision"])
+
+    def has_revision(self, revision: int) -> bool:
+        """Whether it was not compacted away."""
+        try:
+            self.members[0].ask("kv/range", key=_text("x"), revision=revision)
+        except urllib.error.HTTPError:
+            return False
+        return True
+
     def compact(self) -> None:
         """Forget all but the present."""
-        member = self.members[0]
-        revision = member.ask("kv/range", key=_text("x"))["header"]["revision"]
-        member.ask("kv/compaction", revision=revision, physical=True)
+        self.members[0].ask("kv/compaction", revision=self.revision(), physical=True)
 
     def clear_space(self) -> None:
         """What an operator does after the quota was reached: compact, defragment, disarm."""
@@ -233,7 +247,11 @@ class EtcdServers:
 
 
 def _text(value: str) -> str:
-    return base64.b64encode(value.encode()).decode()
+    return _base64(value.encode())
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def _free_port() -> int:

@@ -1,9 +1,10 @@
 """The MetadataStore in etcd: many masters, of whom one leads while its lease lasts.
 
-Owns the keys `config`, `epoch` and `leader` under /kvharbor/<cluster>/ and every condition that a
+Owns the keys `config`, `epoch` and `leader` under /kvharbor/<cluster>/ and the condition that every
 write is under. `leader` is bound to a lease of etcd's; its create revision names the term. Each
-write puts `leader` again and names its last revision as well: so a write whose answer was lost,
-and which may lie in the buffers of a stopped member, cannot take effect after a later one.
+write puts `leader` again, and is conditional on the revision at which the one before did: so no
+other term lies between, and a write whose answer was lost, and which may lie in the buffers of a
+stopped member, cannot take effect after a later one.
 """
 
 from __future__ import annotations
@@ -221,10 +222,7 @@ class EtcdStore:
     async def _write(self, reign: _Reign, changes: list[object]) -> bool:
         """Whether they are in; else an earlier write turned out to be, and this one may follow."""
         request = rpc.TxnRequest(
-            compare=[  # I10
-                self._created("leader", reign.created),
-                self._written("leader", reign.written),
-            ],
+            compare=[self._written("leader", reign.written)],  # I10: no other term has written it
             success=changes,
             failure=[self._get("leader")],
         )

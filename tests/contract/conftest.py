@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,3 +18,10 @@ def etcd_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServe
     """One member that stays up."""
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
+
+
+@pytest.fixture
+def _channels_end() -> Iterator[None]:
+    """gRPC's thread ends with the last channel, and what was cancelled or raised may hold one."""
+    yield
+    gc.collect()

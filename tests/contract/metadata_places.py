@@ -6,6 +6,8 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from kvstore.coordination.etcd import EtcdStore
 from kvstore.coordination.etcd_config import EtcdConfig
 from kvstore.coordination.metadata_store import Candidate
@@ -86,6 +88,8 @@ class EtcdPlace:
     def __init__(self, servers: EtcdServers) -> None:
         self._servers = servers
         self.cluster = f"c{next(self._numbers)}"
+        self.secret = SECRET
+        self._root = f"/kvharbor/{self.cluster}/"
         self.config = EtcdConfig(endpoints(servers))
 
     def store(self) -> EtcdStore:
@@ -95,8 +99,48 @@ class EtcdPlace:
         return EtcdStore(self.config, self.cluster, b"another cluster's secret")
 
     async def usurp(self) -> None:
-        self._servers.delete(f"/kvharbor/{self.cluster}/leader")
+        self.delete("leader")
         await usurp(self.store())
+
+    def configured(self, **changed: object) -> EtcdConfig:
+        """The configuration of its stores, with changes."""
+        return msgspec.structs.replace(self.config, **changed)
+
+    def get(self, key: str) -> str:
+        """What lies there; empty where nothing does."""
+        return self._servers.get(self._root + key) or ""
+
+    def put(self, key: str, value: str) -> None:
+        """Write as a stranger would."""
+        self.put_bytes(key.encode(), value.encode())
+
+    def put_bytes(self, key: bytes, value: bytes) -> None:
+        """As `put`."""
+        self._servers.put_bytes(self._root.encode() + key, value)
+
+    def delete(self, key: str) -> None:
+        """Delete as an operator would."""
+        self._servers.delete(self._root + key)
+
+    def compact(self) -> None:
+        """Forget all but the present."""
+        self._servers.compact()
+
+    def revision(self) -> int:
+        """The present."""
+        return self._servers.revision()
+
+    def has_revision(self, revision: int) -> bool:
+        """Whether it was not forgotten."""
+        return self._servers.has_revision(revision)
+
+    def freeze(self) -> None:
+        """Let nothing be answered."""
+        self._servers.members[0].freeze()
+
+    def thaw(self) -> None:
+        """Let what waits be answered."""
+        self._servers.members[0].thaw()
 
 
 def endpoints(servers: EtcdServers) -> tuple[TcpAddress, ...]:
