@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore import limits
 from kvstore.errors import AccessDenied, BadValue, Unavailable
+from kvstore.lease import inherited_release_s
 from kvstore.replica import Tier
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.common import Address, SegmentRef
@@ -166,8 +166,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
         segment = Segment(ref)
         segment.allocator.changed = partial(core.saving.changed, segment)
         # Readers of an earlier master may hold leases on anything that the inventory lists (I9).
-        grace_s = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
-        segment.free_not_before_s = core.started_s + grace_s
+        segment.free_not_before_s = inherited_release_s(core.started_s)
         core.segments[segment.id] = segment
     elif segment.worker != worker.id:
         core.workers[segment.worker].segments.pop(segment.id, None)

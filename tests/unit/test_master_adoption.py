@@ -7,12 +7,13 @@ import pytest
 
 from kvstore import limits
 from kvstore.ids import Generation, PageKey
+from kvstore.lease import inherited_release_s
 from kvstore.record import RecordFlag, RecordState
 from kvstore.replica import ExtentState
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 
 PAGE = 4096
-GRACE_S = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+GRACE_S = inherited_release_s(0.0)
 
 
 def test_of_two_records_of_one_page_one_is_adopted_and_one_is_fenced() -> None:
@@ -34,7 +35,7 @@ def test_of_two_records_of_one_page_one_is_adopted_and_one_is_fenced() -> None:
     counts = rig.master.core.segments[worker.segment].allocator.bytes_in
     assert counts[ExtentState.SEALED] == 3 * PAGE
     assert counts[ExtentState.QUARANTINED] == PAGE
-    rig.pass_time(12.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert counts[ExtentState.QUARANTINED] == 0
     assert sorted(worker.records) == [0, PAGE, 2 * PAGE]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kvstore import limits
 from kvstore.ids import Generation, Incarnation, PageKey
+from kvstore.lease import inherited_release_s
 from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Done
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 KEY = chain(1, 1)
 OTHER = chain(2, 1)
-GRACE_S = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+GRACE_S = inherited_release_s(0.0)
 
 
 class Scene:

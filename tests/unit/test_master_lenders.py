@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.ids import KEY_BYTES
+from kvstore.lease import inherited_release_s
 from kvstore.wire.messages.membership import WorkerAccepted
 from kvstore.wire.messages.puts import AbortPut
 from master.lenders import PREFIX, Lenders
@@ -45,7 +46,7 @@ def test_a_page_removed_while_its_worker_is_unknown_does_not_return() -> None:
     assert space.remove(KEYS[:KEY_BYTES]) == b"\0"
     worker.join()
     assert space.probe(KEYS) == b"\0\1\1\1"
-    rig.pass_time(12.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert not len(rig.master.core.tombstones)
 
 

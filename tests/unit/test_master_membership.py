@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
+from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.segment import Geometry, check_geometry
 from kvstore.wire.messages.common import Address
@@ -244,7 +245,7 @@ def test_a_forgotten_segment_is_forgotten_by_the_next_master_too() -> None:
     again = rig.open_namespace()
     worker.join()
     assert again.probe(KEYS) == bytes(8)
-    rig.pass_time(limits.LEASE_TTL_MAX_S + 1.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert not worker.records
     again.put(KEYS)
     assert again.probe(KEYS) == b"\1" * 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ReportSegment
@@ -202,7 +203,7 @@ def test_a_worker_that_goes_takes_its_moves_along(
     assert not rig.master.core.moves.in_flight
     worker.join()
     rig.holds_commands = False
-    rig.pass_time(12.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert tiers(space) == ["dram"]
     assert bytes_in(rig, ExtentState.QUARANTINED, "w1-nvme") == 0
 
@@ -234,7 +235,7 @@ def test_a_record_of_another_checksum_is_fenced_by_the_inventory(
     worker.join()
     answer(rig, command, None)
     rig.holds_commands = False
-    rig.pass_time(12.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert tiers(space) == ["dram"]
     assert not drive.records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import limits
+from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -139,7 +139,7 @@ def test_answers_of_an_earlier_registration_count_no_more(rig: Rig, space: Opene
     assert quarantined(rig) == 4
     rig.holds_commands = False
     rig.obey_all()
-    rig.pass_time(limits.LEASE_TTL_MAX_S + 1.0)  # leases of a master before this one may run
+    rig.pass_time(inherited_release_s(1.0))  # leases of a master before this one may run
     assert quarantined(rig) == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
+from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
@@ -24,6 +25,7 @@ from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 
 KEYS = chain(1, 8)
 LEASE_S = limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
+GRACE_S = inherited_release_s(0.0)
 
 
 def key(page: int) -> bytes:
@@ -147,7 +149,7 @@ def test_a_holder_that_is_away_gets_a_tombstone(rig: Rig, space: OpenedNamespace
     assert rig.reply(rig.engine, request) == Removed(b"\1\1")
     assert sealed_keys(rig) >= {key(6), key(7)}
     rig.workers["w1"].join()
-    rig.pass_time(LEASE_S + 1.0)
+    rig.pass_time(GRACE_S + 1.0)
     assert space.probe(KEYS) == b"\1" * 6 + b"\0\0"
     assert not sealed_keys(rig) & {key(6), key(7)}
     assert "tombstones/w1-dram" not in rig.store
@@ -161,7 +163,7 @@ def test_a_tombstone_outlives_the_master(rig: Rig, space: OpenedNamespace) -> No
     again = rig.open_namespace()
     rig.workers["w1"].join()
     assert again.probe(KEYS) == b"\1" * 7 + b"\0"
-    rig.pass_time(LEASE_S + 1.0)
+    rig.pass_time(GRACE_S + 1.0)
     assert not sealed_keys(rig) & {key(7)}
     assert len(rig.master.core.tombstones) == 0
     assert "tombstones/w1-dram" not in rig.store
@@ -174,7 +176,7 @@ def test_a_later_put_is_untouched_by_the_tombstone(rig: Rig, space: OpenedNamesp
     rig.add_worker("w2")
     space.put(KEYS)
     rig.workers["w1"].join()
-    rig.pass_time(LEASE_S + 1.0)
+    rig.pass_time(GRACE_S + 1.0)
     assert space.probe(KEYS) == b"\1" * 8
     assert sealed_keys(rig, "w2") == {key(page) for page in range(8)}
     assert not sealed_keys(rig)
@@ -191,7 +193,7 @@ def test_a_holder_that_goes_meanwhile_gets_a_tombstone(rig: Rig, space: OpenedNa
     rig.commands.clear()
     rig.holds_commands = False
     rig.workers["w1"].join()
-    rig.pass_time(LEASE_S + 1.0)
+    rig.pass_time(GRACE_S + 1.0)
     assert not sealed_keys(rig)
     assert len(rig.master.core.tombstones) == 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES, Generation
+from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Done
@@ -26,7 +27,7 @@ PAGE = 4096
 PAGES = CHUNK // PAGE
 KEYS = chain(1, 12)
 TTL_S = 77.0
-GRACE_S = limits.LEASE_TTL_MAX_S + limits.LEASE_MARGIN_S
+GRACE_S = inherited_release_s(0.0)
 FIRST = key_of("w1-dram", 0)
 
 
@@ -316,7 +317,7 @@ def test_the_copy_on_a_drive_is_taken_in_beside_the_one_in_memory() -> None:
     )
     for number in range(12):
         space.put(chain(number, 16))
-    rig.pass_time(12.0)
+    rig.pass_time(GRACE_S + 1.0)
     before = sealed(rig, "w1-dram"), sealed(rig, "w1-nvme")
     assert all(before)
     rig.takeover(2)

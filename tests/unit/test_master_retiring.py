@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import limits
+from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.membership import FreeExtents
 from master.events import Tick
@@ -80,6 +81,6 @@ def test_while_its_worker_is_away_nothing_is_ordered(rig: Rig, space: OpenedName
     assert space.probe(KEYS) == bytes(8)
     assert not rig.commands
     rig.workers["w1"].join()
-    rig.pass_time(limits.LEASE_TTL_MAX_S + 1.0)
+    rig.pass_time(inherited_release_s(1.0))
     assert retired_bytes(rig) == 0
     assert not rig.workers["w1"].records

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
@@ -21,7 +22,7 @@ from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 if TYPE_CHECKING:
     from tests.unit.master_worker import FakeWorker
 
-GRACE_S = 11.0
+GRACE_S = inherited_release_s(0.0) + 0.5
 """After it whatever an earlier master may have leased is free to go."""
 
 
