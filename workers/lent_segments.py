@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvstore.errors import BadValue
 from kvstore.ids import SegmentId
 from kvstore.transfer.device import CPU, open_device
 from workers.extent_table import SegmentTable
@@ -117,6 +118,13 @@ def _open_device(config: WorkerConfig, space: DeviceSpace, undo: AsyncExitStack)
     )  # fmt: skip
     if not device.is_read_only_enforced:
         LOG.warning("%s: that clients of this host only read is a convention", device.name)
+    try:
+        opened.chunks[0].export()
+    except BadValue as error:
+        LOG.warning(
+            "%s: clients of this host cannot open its memory, and have pages sent: %s",
+            device.name, error,
+        )  # fmt: skip
     return opened
 
 

@@ -136,16 +136,18 @@ class CudaDevice:
     @property
     def free_bytes(self) -> int:
         """What neither this process nor another one has taken."""
-        return self._torch.cuda.mem_get_info(self._index)[0]
+        with _torch_errors():
+            return self._torch.cuda.mem_get_info(self._index)[0]
 
     def allocate(self, size_bytes: int) -> Block:
         """See Device.allocate."""
         require_size(size_bytes)
         torch = self._torch
-        try:
-            tensor = torch.empty(size_bytes, dtype=torch.uint8, device=self.name)
-        except torch.OutOfMemoryError as error:
-            raise out_of_space(self, size_bytes) from error
+        with _torch_errors():
+            try:
+                tensor = torch.empty(size_bytes, dtype=torch.uint8, device=self.name)
+            except torch.OutOfMemoryError as error:
+                raise out_of_space(self, size_bytes) from error
         return self.wrap(tensor.data_ptr(), size_bytes, tensor)
 
     def wrap(self, address: int, size_bytes: int, owner: object) -> Block:
@@ -212,7 +214,8 @@ class CudaDevice:
 
     def trim(self) -> None:
         """Have torch give back what it keeps for reuse."""
-        self._torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a device that failed has nothing to give
+            self._torch.cuda.empty_cache()
 
     def allocation_of(self, address: int) -> tuple[int, int]:
         """(address, bytes) of the driver's allocation that an address lies in."""

@@ -62,7 +62,10 @@ class Device(Protocol):
         ...
 
     def allocate(self, size_bytes: int) -> Block:
-        """A block of `size_bytes` > 0, contents undefined. OutOfSpace with both numbers."""
+        """A block of `size_bytes` > 0, contents undefined. OutOfSpace with both numbers.
+
+        Unavailable where the device fails.
+        """
         ...
 
     def wrap(self, address: int, size_bytes: int, owner: object) -> Block:
