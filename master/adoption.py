@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from master.segments import Segment
 
 ROWS_PER_STEP: Final = 128
-COST_PER_STEP: Final = 1024
+COST_PER_STEP: Final = 512
 CHAIN_COST: Final = 8
 """What a chain costs beside its pages, in pages."""
 
