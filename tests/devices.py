@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from kvstore.transfer.device import Device, Move
 
+NO_CUDA_BUILD: Final = "mooncake-transfer-engine-non-cuda"
 DEVICES: Final = [CPU, pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
@@ -23,6 +25,14 @@ def device_named(name: str) -> Device:
     if name not in (CPU, *cuda_devices()):
         pytest.skip(f"this machine has no {name}: nothing of CUDA was tested")
     return open_device(name)
+
+
+def served_device(name: str) -> Device:
+    """The same for tests in which the transfer engine serves its memory: not every build can."""
+    device = device_named(name)
+    if name != CPU and NO_CUDA_BUILD in {each.name for each in distributions()}:
+        pytest.skip(f"{NO_CUDA_BUILD} is installed: the engine was not tested with CUDA")
+    return device
 
 
 class TamperedDevice(CpuDevice):

@@ -18,7 +18,7 @@ from kvstore.transfer.memory import Memory
 from tests.cluster.pages import SIZE, Pages
 from tests.cluster.transports import TRANSPORTS, every_transport
 from tests.cluster.up import FREE_PORTS, Up, kvharbor, remove_segments
-from tests.devices import DEVICES, device_named
+from tests.devices import DEVICES, device_named, served_device
 from tests.fakes import payload
 
 if TYPE_CHECKING:
@@ -44,6 +44,14 @@ def lent(request: pytest.FixtureRequest) -> str:
     return f"--hbm={device_named(request.param).name}:64MiB"
 
 
+def offering(transport: str, lent: str, data_dir: Path) -> list[str]:
+    """The options of a pool that lends a device and offers this transport."""
+    if transport != "mooncake":
+        return [lent]
+    served_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
+    return [lent, every_transport(data_dir)]
+
+
 def sealed_bytes(pages: Pages) -> dict[str, int]:
     """Bytes of readable pages, by tier."""
     return {each.tier: each.sealed_bytes for each in pages.store.stat().segments}
@@ -51,8 +59,10 @@ def sealed_bytes(pages: Pages) -> dict[str, int]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_pages_are_put_on_a_device_and_read(data_dir: Path, lent: str, transport: str) -> None:
-    options = (lent, every_transport(data_dir))
-    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
+    with (
+        Up(data_dir, *offering(transport, lent, data_dir)) as up,
+        Pages(up.master, transport, "devices") as pages,
+    ):
         opened = pages.open()
         asked, usual = opened.chain(range(64)), opened.chain(range(100, 132))
         assert pages.put(opened, asked, tier="hbm") == [Stored()] * 16
@@ -71,8 +81,10 @@ def test_pages_go_from_a_tensor_to_the_pool_and_back(
     data_dir: Path, lent: str, transport: str, tier: str
 ) -> None:
     device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
-    options = (lent, every_transport(data_dir))
-    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
+    with (
+        Up(data_dir, *offering(transport, lent, data_dir)) as up,
+        Pages(up.master, transport, "devices") as pages,
+    ):
         opened = pages.open()
         chain, places = opened.chain(range(64)), [SIZE * i for i in reversed(range(16))]
         data = b"".join(payload(key, 0, SIZE) for key in reversed(list(chain)))
@@ -150,8 +162,10 @@ def test_a_device_gives_memory_back_while_a_client_reads_from_it(
 ) -> None:
     monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
     device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
-    options = (lent, every_transport(data_dir))
-    with Up(data_dir, *options) as up, Pages(up.master, transport, "devices") as pages:
+    with (
+        Up(data_dir, *offering(transport, lent, data_dir)) as up,
+        Pages(up.master, transport, "devices") as pages,
+    ):
         opened = pages.open()
         chain, into = opened.chain(range(64)), device.allocate(16 * SIZE)
         pages.put(opened, chain, tier="hbm")

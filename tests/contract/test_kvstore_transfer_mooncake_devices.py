@@ -23,7 +23,7 @@ from kvstore.wire.messages.puts import Sealed
 from tests.contract.engine_rig import EngineRig, engine_pool
 from tests.contract.scripted_leader import PATIENCE_S
 from tests.contract.worker_rig import column
-from tests.devices import DEVICES, device_named
+from tests.devices import DEVICES, served_device
 from tests.unit.worker_scripts import CHUNK, EPOCH, PAGE, generation
 from tests.unit.worker_segments import Pages
 
@@ -39,7 +39,7 @@ STALE = Outcome.STALE
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
-    return device_named(request.param)
+    return served_device(request.param)
 
 
 @pytest.fixture
@@ -156,6 +156,9 @@ def test_a_chunk_that_was_given_back_is_stale_and_others_are_read(
     free(rig, gone)
     release = ReleaseChunks(EPOCH, rig.hbm.id, rig.hbm.incarnation, (1,))
     assert rig.leader.command(release) == Done()
+    # Nor is it open in the engine's process, which would keep its memory from the device.
+    there = array("Q", rig.engine.find(rig.hbm.id).addresses)
+    assert [bool(address) for address in there] == [True, False, True, True]
     want = [STALE if offset in gone else Outcome.OK for offset in OFFSETS]
     for _ in range(2):
         outcomes, found = read(rig, transport, pages)

@@ -18,7 +18,7 @@ from kvstore.wire.messages.engine import EnginePull, EnginePush
 from kvstore.wire.messages.puts import EngineSource
 from tests.contract.engine_worker import kill
 from tests.contract.worker_rig import column, soon
-from tests.devices import DEVICES, TamperedDevice, device_named
+from tests.devices import DEVICES, TamperedDevice, served_device
 from tests.unit.hbm_segments import opened
 from tests.unit.worker_scripts import CHUNK, PAGE
 from tests.unit.worker_segments import sealed_memfd
@@ -35,7 +35,7 @@ SETTINGS: Final = EngineSettings()
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
-    return device_named(request.param)
+    return served_device(request.param)
 
 
 @pytest.fixture
