@@ -135,4 +135,4 @@ class WriteBehind:
         """The write of this chunk has ended, or was not needed."""
         del self.writing[place]
         head = self._head()
-        self._wakeup.by(self.clock_s + CLOCK_EVERY_S if head is None else head[0])
+        self._wakeup.by(min(self.clock_s + CLOCK_EVERY_S, inf if head is None else head[0]))

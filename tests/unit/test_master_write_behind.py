@@ -95,6 +95,20 @@ def test_a_value_that_would_be_the_same_is_not_written(rig: Rig, space: OpenedNa
     assert values(rig) == [FIRST]
 
 
+def test_pool_time_is_due_though_a_chunk_that_is_due_later_waits(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.put(KEYS[:KEY_BYTES], ttl_s=CLOCK_EVERY_S)
+    rig.holds_persists = True
+    rig.tick(DELAY_S)
+    rig.pass_time(CLOCK_EVERY_S + 1.0)
+    assert space.probe(KEYS[:KEY_BYTES]) == b"\0"  # due in LATER_S
+    rig.holds_persists = False
+    rig.store_all()
+    rig.master.check_invariants()
+    assert rig.master.wakeup_s <= rig.now
+
+
 def test_one_write_of_a_chunk_is_under_way(rig: Rig, space: OpenedNamespace) -> None:
     space.put(KEYS[:KEY_BYTES])
     rig.holds_persists = True
