@@ -99,7 +99,7 @@ class EtcdStore:
         """As the port says; whoever comes first says what `config` holds."""
         self._calls.read_files()
         while True:
-            config, epoch = await self._look("config", "epoch")
+            config, epoch = _found(await self._calls.look(self._gets("config", "epoch")))
             if config is not None:
                 break
             puts = [self._put("config", msgspec.json.encode(self._config))]
@@ -114,7 +114,7 @@ class EtcdStore:
         """As the port says. An election that somebody else's interferes with is Unavailable."""
         self._end_term()
         with _nobody_can_tell():
-            leader, epoch = await self._look("leader", "epoch", timeout_s=ELECTION_TIMEOUT_S)
+            leader, epoch = await self._look("leader", "epoch")
             if leader is not None:
                 return self._leader(leader)
             return await self._stand(candidate, epoch)
@@ -127,7 +127,7 @@ class EtcdStore:
                 await self._calls.keep_alive(reign.lease, ELECTION_TIMEOUT_S)
             except LeaseGone as error:
                 raise self._over(reign, "its lease has ended") from error
-            (leader,) = await self._look("leader", timeout_s=ELECTION_TIMEOUT_S)
+            (leader,) = await self._look("leader")
         self._require_ours(reign, leader)
 
     async def load(self, prefix: str) -> AsyncIterator[list[Entry]]:
@@ -332,10 +332,15 @@ class EtcdStore:
                 foreign.append(each.key)
         return page
 
-    async def _look(self, *names: str, timeout_s: float | None = None) -> list[KeyValue | None]:
-        """Each key with its value and revisions, None where it is absent, all of one moment."""
-        request = rpc.TxnRequest(success=[self._get(name) for name in names])
-        return _found(await self._calls.transact(request, timeout_s))
+    async def _look(self, *names: str) -> list[KeyValue | None]:
+        """Each key with its value and revisions, None where it is absent, all of one moment.
+
+        From one endpoint: who holds or seeks a term tries again by itself, soon and elsewhere.
+        """
+        return _found(await self._calls.transact(self._gets(*names), ELECTION_TIMEOUT_S))
+
+    def _gets(self, *names: str) -> object:
+        return rpc.TxnRequest(success=[self._get(name) for name in names])
 
     def _key(self, key: str) -> bytes:
         return self._root + key.encode()

@@ -111,7 +111,8 @@ _ACCESS_REFUSED: Final = (
     "user name is empty",
     *_TOKEN_REFUSED,
 )
-_TLS_REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_REQUIRED", "BAD_CERTIFICATE")
+_TLS_REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "(TSI_")
+"""The second is how gRPC says that the peer ended a connection over its certificate."""
 
 
 class LeaseGone(Exception):
@@ -166,11 +167,12 @@ class EtcdCalls:
             await line.channel.close()
 
     async def range(self, request: object) -> RangeAnswer:
-        """Read. Asked of each endpoint in turn until one answers: it changes nothing."""
-        for _ in self._config.endpoints[1:]:
-            with contextlib.suppress(Unavailable):
-                return await self._ask(lambda line: line.kv.Range, request)
-        return await self._ask(lambda line: line.kv.Range, request)
+        """Read a range, from whichever endpoint answers."""
+        return await self._ask_around(lambda line: line.kv.Range, request)
+
+    async def look(self, request: object) -> TransactionAnswer:
+        """Do a transaction that changes nothing, where whichever endpoint answers."""
+        return await self._ask_around(lambda line: line.kv.Txn, request)
 
     async def transact(self, request: object, timeout_s: float | None = None) -> TransactionAnswer:
         """Do what the request says, or what it says for the other case, all or nothing."""
@@ -197,6 +199,15 @@ class EtcdCalls:
         """Forget what was before this revision. Compacted when that is done already."""
         request = rpc.CompactionRequest(revision=revision)
         await self._ask(lambda line: line.kv.Compact, request)
+
+    async def _ask_around(
+        self, pick: Callable[[_Line], Callable[..., Awaitable[Answer]]], request: object
+    ) -> Answer:
+        """Ask one endpoint after another."""
+        for _ in self._config.endpoints[1:]:
+            with contextlib.suppress(Unavailable):
+                return await self._ask(pick, request)
+        return await self._ask(pick, request)
 
     async def _ask(
         self,
