@@ -102,17 +102,7 @@ class Core:
         self.pool_time = PoolTime()
         self.saving = WriteBehind(self.wakeup)
         self.restored = Restored()
-        self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
-        self.admission = AdmissionInForce(
-            tunables.nvme_admission, tunables.nvme_admission_parameters
-        )
-        self.placement = InForce(
-            registry.placement, registry.PLACEMENT, tunables.placement, NO_PARAMETERS
-        )
-        self.policies: dict[str, InForce[Any]] = {
-            "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
-        }  # fmt: skip
-        self.predictor = Predictor() if tunables.hints == LEARNED else None
+        self._choose_policies(tunables)
 
         self.rankings: dict[str, placing.Ranking] = {}
         """By the tier that is wished for; none: where puts go."""
@@ -141,6 +131,19 @@ class Core:
         self._generations = 0
         self._tickets = 0
         self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
+
+    def _choose_policies(self, tunables: Tunables) -> None:
+        self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)
+        self.admission = AdmissionInForce(
+            tunables.nvme_admission, tunables.nvme_admission_parameters
+        )
+        self.placement = InForce(
+            registry.placement, registry.PLACEMENT, tunables.placement, NO_PARAMETERS
+        )
+        self.policies: dict[str, InForce[Any]] = {
+            "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
+        }  # fmt: skip
+        self.predictor = Predictor() if tunables.hints == LEARNED else None
 
     def set_time(self, now: float) -> None:
         """It is `now`: for the whole of one event."""
