@@ -9,11 +9,12 @@ there is freed. Its pages are not copied to other workers. Must not know reads.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvstore.errors import AccessDenied, Unavailable
+from kvstore.lease import inherited_release_s
 from kvstore.wire.messages.hello import Done
 from master.losses import detach, lose_segment
 from master.placing import segments_changed
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.membership import Worker
     from master.sessions import Session
+
+
+FIRST_EPOCH: Final = 1
+"""Of a pool's first master, which has no leases of others to wait for."""
 
 
 class Leave(msgspec.Struct, eq=False):
@@ -54,8 +59,10 @@ def leave_worker(core: Core, caller: Caller, message: LeaveWorker) -> None:
 
 def _leased_until_s(core: Core, worker: Worker) -> float:
     """When the last lease that this or an earlier master granted there has ended (I9)."""
-    ends_s = [max(s.leased_until_s, s.free_not_before_s) for s in worker.segments.values()]
-    return min(max(ends_s, default=core.now), core.lease_end_s())
+    ends_s = max((each.leased_until_s for each in worker.segments.values()), default=core.now)
+    if core.epoch > FIRST_EPOCH:
+        ends_s = max(ends_s, inherited_release_s(core.started_s))
+    return ends_s
 
 
 def _give_up(core: Core, worker: Worker) -> None:
