@@ -28,7 +28,7 @@ class Announcement(msgspec.Struct, frozen=True):
     admin: str | None = None
     unix: str | None = None
     epoch: int | None = None
-    """Of a master: the epoch that it raised at its start."""
+    """Of a master: the epoch that it leads in; None while it does not lead."""
     worker: str | None = None
     """Of a worker: its name."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from kvstore.config import ClusterConfig
+from kvstore.coordination.etcd_config import EtcdConfig
 from kvstore.startup import run_server, sources_of
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ def _run(arguments: Sequence[str]) -> None:
     sources = sources_of(given)
     cluster = sources.section(ClusterConfig, "cluster")
     config = sources.section(MasterConfig, "master")
-    uvloop.run(serve(config, cluster))
+    etcd = sources.section(EtcdConfig, "etcd")
+    uvloop.run(serve(config, cluster, etcd))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(PROGRAM, description="Knows where every page is.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file: [cluster] and [master]")
+    parser.add_argument("--config", metavar="FILE", help="TOML file: [cluster], [master], [etcd]")
     parser.add_argument("--data-dir", metavar="DIR", help="metadata and announcement")
     parser.add_argument("--listen", metavar="HOST:PORT", help="port 0 takes a free one")
     parser.add_argument("--unix", metavar="PATH", help="Unix socket for this host, or off")

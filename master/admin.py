@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.admin_http import AdminHttp, Page, json_page
+from master.leadership import Standing
 from master.metrics import exposition
 
 if TYPE_CHECKING:
@@ -26,10 +27,14 @@ def admin_pages(look: Callable[[], tuple[Status, ShellCounts]]) -> AdminHttp:
 
 
 def _health(status: Status, counts: ShellCounts) -> Page:
-    """200 while the master serves; `persisting` is false while metadata cannot be stored."""
+    """200 while the process does what it can; a standby, and a leader in doubt, does not serve.
+
+    `persisting` is false while metadata cannot be stored.
+    """
     return json_page(
         {
-            "serving": True,
+            "serving": status.standing == Standing.LEADING,
+            "standing": status.standing,
             "persisting": counts.is_persisting,
             "cluster": status.cluster,
             "epoch": status.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -12,8 +13,11 @@ from kvstore.config import Numbers, Seconds, SecondsOrInf, SizeBytes, default_da
 from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
+from master.metadata import ETCD, KINDS, SQLITE
 from master.tunables import GIVEN, HINTS, Tunables
 from policies import registry
+
+ANYWHERE: Final = ("0.0.0.0", "::")
 
 
 def _data_dir() -> Path:
@@ -30,6 +34,12 @@ class MasterConfig(msgspec.Struct, frozen=True):
     go over to it by themselves. Below the data folder unless it begins with a slash."""
     admin: TcpAddress | None = TcpAddress("127.0.0.1", limits.MASTER_ADMIN_PORT)
     """Serves /health, /status and /metrics over HTTP, without authentication."""
+    name: str = ""
+    """Of this master among others of the cluster; its first address where none is given."""
+    advertise: tuple[TcpAddress, ...] = ()
+    """Where clients and workers are told to find this master; `listen` where none is given."""
+    metadata: str = SQLITE
+    """sqlite: in the data folder, for a master that is alone; etcd: see section [etcd]."""
     lease_ttl_s: Seconds = Seconds(limits.LEASE_TTL_S)
     page_ttl_s: SecondsOrInf = SecondsOrInf(limits.PAGE_TTL_S)
     page_age_max_s: SecondsOrInf = SecondsOrInf(limits.PAGE_AGE_MAX_S)
@@ -62,6 +72,11 @@ class MasterConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise BadValue where a bound is passed or two values contradict each other."""
         self.unix_path()
+        if self.metadata not in KINDS:
+            raise BadValue("metadata", self.metadata, f"one of {', '.join(KINDS)}")
+        if self.metadata == ETCD and self.listen.host in ANYWHERE and not self.advertise:
+            want = f"addresses, since {self.listen} is none that others can dial"
+            raise BadValue("advertise", [], want)
         if self.lease_ttl_s > limits.LEASE_TTL_MAX_S:
             raise BadValue("lease_ttl_s", self.lease_ttl_s, f"at most {limits.LEASE_TTL_MAX_S}")
         if self.lease_ttl_s <= limits.LEASE_MARGIN_S:
@@ -96,10 +111,12 @@ class MasterConfig(msgspec.Struct, frozen=True):
         """Where the Unix socket is; BadValue where none can be."""
         return None if self.unix is None else socket_path("unix", self.data_dir, self.unix)
 
-    def tunables(self, cluster: str) -> Tunables:
-        """What the core of a master of `cluster` is told."""
+    def tunables(self, cluster: str, master: str = "", where: tuple[str, ...] = ()) -> Tunables:
+        """What the core of a master of `cluster` is told: of this name, at these addresses."""
         return Tunables(
             cluster=cluster,
+            master=master,
+            where=where,
             lease_ttl_s=self.lease_ttl_s,
             page_ttl_s=self.page_ttl_s,
             page_age_max_s=self.page_age_max_s,

@@ -20,12 +20,14 @@ KINDS: Final = (SQLITE, ETCD)
 METADATA_FILE: Final = "metadata.db"
 FAMILIES: Final = (
     "aside/",
+    "clock",
     "namespaces/",
     "pins/",
     "policies/",
     "segments/",
     "tombstones/",
     "workers/",
+    "write-budget",
 )
 """How all keys of a master begin; in a place that others reach, the rest is somebody else's."""
 

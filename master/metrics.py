@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from master.leadership import IN_DOUBT, Standing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -72,6 +74,9 @@ class ShellCounts:
         self.persist_writes = 0
         self.persist_failures = 0
         self.is_persisting = True
+        self.terms = 0
+        self.renewals_failed = 0
+        self.lease_left_s = 0.0
 
     def note_request(self, kind: str, seconds: float) -> None:
         """Count one request that was handled in `seconds`."""
@@ -92,6 +97,7 @@ class MasterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family of a master."""
         status, counts = self._look()
+        yield from _standing(status, counts)
         yield from _pool(status)
         yield from _segments(status)
         yield from _tiers(status)
@@ -104,6 +110,28 @@ def exposition(look: Callable[[], tuple[Status, ShellCounts]]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MasterCollector(look))
     return generate_latest(registry)
+
+
+def _standing(status: Status, counts: ShellCounts) -> Iterator[Metric]:
+    standing = GaugeMetricFamily(
+        "kvharbor_master_standing", "1 for what this master is.", labels=["standing"]
+    )
+    for each in (*Standing, IN_DOUBT):
+        standing.add_metric([str(each)], each == status.standing)
+    yield standing
+    yield GaugeMetricFamily(
+        "kvharbor_master_lease_seconds",
+        "Until its lease may end; negative once it is in doubt, or is none.",
+        value=counts.lease_left_s,
+    )
+    yield CounterMetricFamily(
+        "kvharbor_master_terms", "How often this process won.", value=counts.terms
+    )
+    yield CounterMetricFamily(
+        "kvharbor_master_renewals_failed",
+        "Renewals of the lease that were refused or not answered.",
+        value=counts.renewals_failed,
+    )
 
 
 def _pool(status: Status) -> Iterator[Metric]:

@@ -1,6 +1,7 @@
 """One master process from its configuration to its end: store, core, listeners, signals.
 
-Owns the order of start and stop. A start that fails leaves nothing behind but a raised epoch.
+Owns the order of start and stop. A start that fails leaves nothing behind but a raised epoch. It
+listens before it leads: whoever comes is told who does.
 """
 
 from __future__ import annotations
@@ -12,26 +13,35 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
-from kvstore.coordination.metadata_store import Candidate, Leader
-from kvstore.coordination.sqlite import SqliteStore
-from kvstore.errors import ConfigError, InvariantBroken, Unavailable
+from kvstore.coordination.metadata_store import Candidate
+from kvstore.errors import ConfigError, InvariantBroken
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from master.admin import admin_pages
 from master.event_dump import dump_events
-from master.service import MasterService
+from master.leadership import Standing
+from master.metadata import metadata_store
+from master.office import Office
+from master.reception import Reception
 from master.state import MasterState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from kvstore.config import ClusterConfig
+    from kvstore.coordination.etcd_config import EtcdConfig
+    from kvstore.coordination.metadata_store import Entry
+    from kvstore.ids import Epoch
     from master.config import MasterConfig
+    from master.leadership import Leadership
+    from master.tunables import Tunables
 
 ROLE: Final = "master"
-METADATA_FILE: Final = "metadata.db"
 EVENTS_FILE: Final = "master.events.jsonl"
 CRASH_FILE: Final = "master.crash.jsonl"
 DUMP_SIGNAL: Final = signal.SIGUSR1
@@ -41,7 +51,7 @@ SERVED_ROLES: Final = frozenset({Role.ENGINE, Role.WORKER, Role.OPERATOR})
 _LOG = logging.getLogger(__name__)
 
 
-async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
+async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) -> None:
     """Run a master until a signal stops it. Raises what stopped it otherwise."""
     secret = cluster.secret()
     _make_folder(config)
@@ -50,58 +60,76 @@ async def serve(config: MasterConfig, cluster: ClusterConfig) -> None:
         # Before the campaign, which would fence a master that lives in the same folder.
         require_free(unix)
     async with AsyncExitStack() as undo:
-        store = SqliteStore(config.data_dir / METADATA_FILE, cluster.name)
+        store = metadata_store(config.metadata, config.data_dir, cluster, etcd)
         undo.push_async_callback(store.close)
-        await store.open()
-        outcome = await store.campaign(Candidate(ROLE, (str(config.listen),)))
-        if isinstance(outcome, Leader):
-            raise Unavailable(f"master {outcome.name} leads")
-        epoch = outcome.epoch
-        restored = [entry async for page in store.load("") for entry in page]
-        state = MasterState(config.tunables(cluster.name), epoch, restored)
         local = "" if unix is None else f"unix:{unix}"
-        listener = ListenerIdentity(cluster.name, secret, SERVED_ROLES, epoch, local_address=local)
-        service = MasterService(state, listener, store, SystemClock())
-        dump = EventDump(state, config.data_dir, cluster=cluster.name, epoch=epoch)
-        undo.push_async_callback(dump.close)
-        _heed_signals(service, dump)
-        listen = await service.listen(str(config.listen))
+        listener = ListenerIdentity(cluster.name, secret, SERVED_ROLES, local_address=local)
+        reception = Reception(listener)
+        undo.push_async_callback(reception.close)
+        listen = await reception.listen(str(config.listen))
         if local:
-            await service.listen(local)
-        admin = None
-        if config.admin is not None:
-            pages = admin_pages(service.look)
-            undo.push_async_callback(pages.close)
-            admin = await pages.listen(str(config.admin), secret)
+            await reception.listen(local)
+        where = tuple(map(str, config.advertise)) or (listen,)
+        candidate = Candidate(config.name or where[0], where)
+        tunables = config.tunables(cluster.name, candidate.name, where)
+        cores = Cores(tunables, config.data_dir)
+        undo.push_async_callback(cores.close)
         path = None if unix is None else str(unix)
-        where = Announcement(ROLE, os.getpid(), cluster.name, listen, admin, path, epoch)
-        _announce(config, where)
+        told = Announcement(ROLE, os.getpid(), cluster.name, listen, None, path)
+
+        def announce_standing(leadership: Leadership) -> None:
+            leads = leadership.standing is Standing.LEADING
+            epoch = leadership.epoch if leads else None
+            announce(config.data_dir, msgspec.structs.replace(told, epoch=epoch))
+            _LOG.info("%s: %s in epoch %d", candidate.name, leadership.standing, leadership.epoch)
+
+        office = Office(reception, store, SystemClock(), candidate, cores.make, announce_standing)
+        if config.admin is not None:
+            pages = admin_pages(office.look)
+            undo.push_async_callback(pages.close)
+            told = msgspec.structs.replace(
+                told, admin=await pages.listen(str(config.admin), secret)
+            )
+            _LOG.info("pages at http://%s/status", told.admin)
+        _heed_signals(office, cores)
+        _LOG.info("cluster %s: listening at %s", cluster.name, listen)
+        announce(config.data_dir, told)
         undo.callback(withdraw, config.data_dir, ROLE)
         try:
-            await service.run()
+            await office.run()
         except InvariantBroken:
-            await dump.write(CRASH_FILE)
+            await cores.dump(CRASH_FILE)
             raise
 
 
-class EventDump:
-    """Writes the core's last events, with the facts that a reader needs, into the data folder."""
+class Cores:
+    """Makes the core of each term, and writes the last one's events into the data folder."""
 
-    def __init__(self, state: MasterState, folder: Path, **facts: str | float) -> None:
-        """Write nothing yet."""
-        self._state = state
+    def __init__(self, tunables: Tunables, folder: Path) -> None:
+        """None was made yet."""
+        self._tunables = tunables
         self._folder = folder
-        self._facts = facts
+        self._last: MasterState | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    async def write(self, name: str) -> None:
-        """Write them now; the file replaces the last one of that name."""
-        await dump_events(self._folder / name, self._state.ring, role=ROLE, **self._facts)
+    def make(self, epoch: Epoch, restored: Sequence[Entry], until_s: float) -> MasterState:
+        """A core that leads in `epoch` until then, with what is durable. ConfigError if it is not
+        ours.
+        """
+        self._last = MasterState(self._tunables, epoch, restored, until_s)
+        return self._last
 
-    def start(self) -> None:
+    async def dump(self, name: str) -> None:
+        """Write the events now, if there are any; the file replaces the last one of that name."""
+        if self._last is not None:
+            cluster, epoch = self._tunables.cluster, self._last.core.epoch
+            facts: dict[str, str | float] = {"role": ROLE, "cluster": cluster, "epoch": epoch}
+            await dump_events(self._folder / name, self._last.ring, **facts)
+
+    def start_dump(self) -> None:
         """Write them in the background, unless that is going on."""
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self.write(EVENTS_FILE))
+            self._writing = asyncio.create_task(self.dump(EVENTS_FILE))
 
     async def close(self) -> None:
         """Let a dump that was started end."""
@@ -116,15 +144,8 @@ def _make_folder(config: MasterConfig) -> None:
         raise ConfigError(f"folder {config.data_dir}: cannot be made: {error.strerror}") from error
 
 
-def _heed_signals(service: MasterService, dump: EventDump) -> None:
+def _heed_signals(office: Office, cores: Cores) -> None:
     loop = asyncio.get_running_loop()
     for each in STOP_SIGNALS:
-        loop.add_signal_handler(each, service.stop)
-    loop.add_signal_handler(DUMP_SIGNAL, dump.start)
-
-
-def _announce(config: MasterConfig, where: Announcement) -> None:
-    announce(config.data_dir, where)
-    _LOG.info("cluster %s, epoch %d: listening at %s", where.cluster, where.epoch, where.listen)
-    if where.admin:
-        _LOG.info("pages at http://%s/status", where.admin)
+        loop.add_signal_handler(each, office.stop)
+    loop.add_signal_handler(DUMP_SIGNAL, cores.start_dump)

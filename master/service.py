@@ -1,14 +1,13 @@
-"""The shell around the master's core: sockets in, events to the core, its actions out.
+"""The shell around the master's core in one term: peers in, events to the core, its actions out.
 
 Owns sessions, timers, commands under way and the queue of durable writes; decides nothing. Each
 event is handled and its actions are carried out in one step of the loop, so the core never sees
-half of one. Must not look into the core's state but by what it answers.
+half of one. Must not look into the core's state but by what it answers, nor know who leads next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol, assert_never
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.rpc.identity import SESSION_BYTES, Role
-from kvstore.rpc.server import Server
 from kvstore.wire.messages.reads import GetStatus, Status
 from master.events import (
     CloseSession,
@@ -25,6 +23,7 @@ from master.events import (
     CommandAnswered,
     Persist,
     Persisted,
+    Prolonged,
     Reply,
     Request,
     SessionClosed,
@@ -32,23 +31,23 @@ from master.events import (
     SessionOpened,
     Tick,
 )
-from master.metrics import ShellCounts
 from master.persistence import Persistence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, KeysView
+
     from kvstore.clock import Clock
     from kvstore.coordination.metadata_store import MetadataStore
-    from kvstore.rpc.identity import ListenerIdentity
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.hello import Hello
     from master.events import Action, CommandId, Event, TicketId
+    from master.metrics import ShellCounts
 
 INSIDE: Final = SessionId(0)
 """The session in which this process itself asks its core."""
 LAG_PROBE_S: Final = 0.1
 """So long after a request, and not more often, the loop's lag is noted (I27)."""
-DRAIN_TIMEOUT_S: Final = 2.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,71 +68,71 @@ class Core(Protocol):
         ...
 
 
-class MasterService:
-    """One master at work. All methods belong to the loop's thread."""
+class TermService:
+    """A master's work in one term, around one core. All methods belong to the loop's thread.
+
+    Ends by `cut_off`, or tells `over` why it cannot go on: StaleEpoch when another master leads;
+    anything else is our bug.
+    """
 
     def __init__(
         self,
         state: Core,
-        listener: ListenerIdentity,
         store: MetadataStore,
         clock: Clock,
+        counts: ShellCounts,
+        over: Callable[[Exception], None],
     ) -> None:
-        """`store` is in the term of the epoch that `state` and `listener` were made with."""
+        """Begin at once; `store` is in the term whose epoch `state` was made with."""
         self._state = state
         self._clock = clock
-        self._server = Server(listener, self._opened, self._requested, self._closed)
+        self._counts = counts
+        self._over = over
         self._persistence = Persistence(store, self._persisted)
         self._session_ids = itertools.count(INSIDE + 1)
         self._peers: dict[SessionId, Peer] = {}
         self._sessions: dict[Peer, SessionId] = {}
-        self._commands: set[asyncio.Task[None]] = set()
         self._inside: list[Message] = []
         """Answers to what this process asked itself."""
         self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[None] = self._loop.create_future()
-        """Done once this master has to end: with a result when asked to, else with the reason."""
         self._alarm: asyncio.Handle | None = None
         """Rings at `_alarm_at_s`."""
         self._alarm_at_s = math.inf
         self._is_lag_due = False
         """Whether `_note_lag` will run soon."""
-        self._is_broken = False
-        self._counts = ShellCounts()
+        self._is_over = False
+        """The core is not asked anything from now on."""
         self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
+        self._tasks = {self._loop.create_task(self._store())}
+        """The durable writes, and commands under way."""
 
-    async def listen(self, address: str) -> str:
-        """Accept connections at this address; the address with its real port."""
-        return await self._server.listen(address)
+    @property
+    def peers(self) -> KeysView[Peer]:
+        """Whose sessions are of this term."""
+        return self._sessions.keys()
 
-    def stop(self) -> None:
-        """Make `run` return soon."""
-        if not self._end.done():
-            self._end.set_result(None)
+    def prolong(self, until_s: float) -> None:
+        """The lease that this term has is good until then."""
+        self._feed(Prolonged(until_s))
 
-    async def run(self) -> None:
-        """Serve until `stop`; then end the sessions and store what is left to store.
+    async def drain(self) -> None:
+        """Until all is stored that is to be stored."""
+        await self._persistence.drain()
 
-        StaleEpoch when another master has taken over; anything else that is raised is our bug.
-        """
-        storing = asyncio.create_task(self._store())
-        try:
-            await self._end
-            await self._server.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                    await self._persistence.drain()
-        finally:
-            await self._server.close()
-            if self._alarm is not None:
-                self._alarm.cancel()
-            tasks = [storing, *self._commands]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def cut_off(self) -> None:
+        """Do nothing any more: what is not stored or ordered by now never will be."""
+        self._is_over = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    def look(self) -> tuple[Status, ShellCounts]:
-        """The pool, and what this shell counted, at this moment."""
+    async def ended(self) -> None:
+        """Until nothing of this term is under way; it was cut off."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def look(self) -> Status:
+        """The pool at this moment."""
         self._feed(Request(INSIDE, 0, GetStatus()))
         answer = self._inside.pop()
         assert isinstance(answer, Status), answer
@@ -142,17 +141,19 @@ class MasterService:
         counts.persist_writes = persistence.writes
         counts.persist_failures = persistence.failures
         counts.is_persisting = persistence.failing is None
-        return answer, counts
+        return answer
 
     # What the sockets tell.
 
-    def _opened(self, peer: Peer, hello: Hello) -> None:
+    def opened(self, peer: Peer, hello: Hello) -> None:
+        """A peer has passed the greeting."""
         session = SessionId(next(self._session_ids))
         self._peers[session] = peer
         self._sessions[peer] = session
         self._feed(SessionOpened(session, hello.role, hello.tenant, hello.name, hello.session))
 
-    def _requested(self, peer: Peer, request_id: int, message: Message) -> None:
+    def requested(self, peer: Peer, request_id: int, message: Message) -> None:
+        """A peer of this term asks."""
         began_s = self._feed(Request(self._sessions[peer], request_id, message))
         ended_s = self._clock.now_s()
         self._counts.note_request(type(message).__name__, ended_s - began_s)
@@ -160,7 +161,8 @@ class MasterService:
             self._is_lag_due = True
             self._loop.call_later(LAG_PROBE_S, self._note_lag, ended_s + LAG_PROBE_S)
 
-    def _closed(self, peer: Peer) -> None:
+    def closed(self, peer: Peer) -> None:
+        """The connection of a peer of this term has ended."""
         session = self._sessions.pop(peer)
         del self._peers[session]
         self._feed(SessionClosed(session))
@@ -173,7 +175,7 @@ class MasterService:
     def _feed(self, event: Event) -> float:
         """Let the core handle an event and carry its actions out; when that began."""
         now = self._clock.now_s()
-        if self._is_broken:
+        if self._is_over:
             return now
         try:
             for action in self._state.handle(event, now):
@@ -194,8 +196,8 @@ class MasterService:
             case Command():
                 peer = self._peers.get(action.session)
                 task = self._loop.create_task(self._ask(action.command, peer, action.message))
-                self._commands.add(task)
-                task.add_done_callback(self._commands.discard)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case Persist():
                 self._persistence.submit(action)
             case CloseSession():
@@ -239,8 +241,7 @@ class MasterService:
     def _ring(self) -> None:
         self._alarm = None
         self._alarm_at_s = math.inf
-        if not self._end.done():
-            self._feed(Tick())
+        self._feed(Tick())
 
     def _note_lag(self, due_s: float) -> None:
         self._is_lag_due = False
@@ -250,13 +251,10 @@ class MasterService:
         """Do the durable writes."""
         try:
             await self._persistence.run()
-        except Exception as error:  # whatever it is, the master ends and `run` raises it
+        except Exception as error:  # whatever it is, this term cannot go on
             self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """End the master for this reason; the core is not asked anything from now on."""
-        self._is_broken = True
-        if not self._end.done():
-            self._end.set_exception(error)
-        else:
-            _LOG.error("while ending: %r", error)
+        """End for this reason; the core is not asked anything from now on."""
+        self._is_over = True
+        self._over(error)

@@ -13,6 +13,7 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
+from master.leadership import IN_DOUBT, Standing
 from master.membership import standing
 from master.segments import SegmentState
 
@@ -48,6 +49,9 @@ def status(core: Core) -> Status:
         tuple(_tiers(core)),
         dict(core.counters),
         _pins(core.pins),
+        core.tunables.master,
+        IN_DOUBT if core.is_in_doubt else Standing.LEADING.value,
+        core.tunables.where,
     )
 
 

@@ -20,6 +20,10 @@ class Tunables(msgspec.Struct, frozen=True):
     """Times in seconds of the monotonic clock, fractions of a segment's capacity."""
 
     cluster: str = "kvharbor"
+    master: str = ""
+    """Name of this master."""
+    where: tuple[str, ...] = ()
+    """Its addresses for clients and workers."""
     lease_ttl_s: float = limits.LEASE_TTL_S
     page_ttl_s: float = limits.PAGE_TTL_S
     page_age_max_s: float = limits.PAGE_AGE_MAX_S

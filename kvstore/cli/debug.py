@@ -30,6 +30,8 @@ def dump_master(data_dir: Path, secret: bytes | None) -> Path:
     found = read_announcement(data_dir, "master")
     if found is None:
         raise Unavailable(f"{data_dir}: no master runs from this data folder")
+    if found.epoch is None:
+        raise Unavailable(f"{found.listen} does not lead: it has no events")
     # A killed master's number may belong to a stranger by now. The one that answers at the
     # announced address in the announced epoch is the one that wrote the announcement.
     with Operator(reachable(found.listen), secret, found.cluster) as operator:

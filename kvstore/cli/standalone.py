@@ -210,10 +210,9 @@ class StandalonePool:
         """
         wiring, places = self._wiring, self._places
         part = self._run("master", "master", wiring.master(places))
-        master = self._until(lambda: self._announced(part))
-        assert master.epoch is not None, "a master announces its epoch"
+        master, epoch = self._until(lambda: self._leads(part))
         disks = [disk.path for disk in wiring.disks]
-        discarded = forget_strange_segments(places, master.epoch, disks)
+        discarded = forget_strange_segments(places, epoch, disks)
         where = reachable(master.listen)
         part = self._run("worker", "workers", wiring.worker(places, where))
         worker = self._until(lambda: self._announced(part))
@@ -239,6 +238,10 @@ class StandalonePool:
     def _announced(self, part: Part) -> Announcement | None:
         found = read_announcement(self._places.data_dir, part.name)
         return found if found is not None and found.pid == part.pid else None
+
+    def _leads(self, part: Part) -> tuple[Announcement, int] | None:
+        found = self._announced(part)
+        return None if found is None or found.epoch is None else (found, found.epoch)
 
     def _until(self, look: Callable[[], Found | None]) -> Found:
         deadline = time.monotonic() + START_TIMEOUT_S

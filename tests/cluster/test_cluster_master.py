@@ -75,7 +75,7 @@ class Master:
         )
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if "listening at" in line:
+            if "leading in epoch" in line:
                 break
         found = read_announcement(self._data_dir, "master")
         assert found is not None

@@ -49,6 +49,7 @@ def counts() -> ShellCounts:
     made.note_request("Probe", 0.25)
     made.lag.note(0.002)
     made.is_persisting = False
+    made.terms, made.renewals_failed, made.lease_left_s = 2, 3, 1.5
     return made
 
 
@@ -73,6 +74,7 @@ def test_health_tells_what_is_wrong() -> None:
         assert answer.status == 200
         assert await answer.json() == {
             "serving": True,
+            "standing": "leading",
             "persisting": False,
             "cluster": "c",
             "epoch": 4,
@@ -96,6 +98,11 @@ def test_metrics_are_prometheus_text() -> None:
         assert answer.content_type == "text/plain"
         lines = (await answer.text()).splitlines()
         for line in (
+            'kvharbor_master_standing{standing="leading"} 1.0',
+            'kvharbor_master_standing{standing="in doubt"} 0.0',
+            "kvharbor_master_lease_seconds 1.5",
+            "kvharbor_master_terms_total 2.0",
+            "kvharbor_master_renewals_failed_total 3.0",
             "kvharbor_master_pages 10.0",
             'kvharbor_workers{state="live"} 1.0',
             'kvharbor_workers{state="joining"} 0.0',

@@ -18,7 +18,10 @@ from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import Heartbeat, HeartbeatNoted
 from kvstore.wire.messages.reads import GetStatus, Probe, Probed, Status
 from master import events
-from master.service import INSIDE, MasterService
+from master.leadership import Leadership, Standing
+from master.office import Office
+from master.reception import Reception
+from master.service import INSIDE
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
 if TYPE_CHECKING:
@@ -61,19 +64,26 @@ class ScriptedCore:
 
 
 class Bench:
-    """A service around a scripted core, running in the test's loop, and a way to dial it."""
+    """A master around a scripted core, running in the test's loop, and a way to dial it."""
 
     def __init__(self) -> None:
         self.disk = MetadataDisk()
         self.core = ScriptedCore()
-        self.store = FakeMetadataStore(self.disk)
-        listener = ListenerIdentity("test", epoch=1)
-        self.service = MasterService(self.core, listener, self.store, SystemClock())
+        self.reception = Reception(ListenerIdentity("test"))
+        self.leads = asyncio.Event()
+        self.office = Office(
+            self.reception, FakeMetadataStore(self.disk), SystemClock(), Candidate("m", ("m:1",)),
+            lambda *_: self.core, self._stands,
+        )  # fmt: skip
         self.address = ""
         self.commands: list[Message] = []
         self.command_answer: Message | None = Done()
         self.lost = asyncio.Event()
         """Some dialled connection has ended."""
+
+    def _stands(self, leadership: Leadership) -> None:
+        if leadership.standing is Standing.LEADING:
+            self.leads.set()
 
     async def dial(self, role: Role = Role.ENGINE) -> Peer:
         return await dial_peer(
@@ -89,17 +99,17 @@ class Bench:
 
 
 def run(use: Callable[[Bench], Awaitable[None]]) -> Bench:
-    """Run the service while `use` works with it, then stop it; raises what the service raises."""
+    """Run the master while `use` works with it, then stop it; raises what the master raises."""
 
     async def life() -> Bench:
         bench = Bench()
-        await bench.store.open()
-        await bench.store.campaign(Candidate("m", ()))
-        bench.address = await bench.service.listen("127.0.0.1:0")
-        running = asyncio.create_task(bench.service.run())
+        bench.address = await bench.reception.listen("127.0.0.1:0")
+        running = asyncio.create_task(bench.office.run())
         try:
+            async with asyncio.timeout(10):
+                await bench.leads.wait()
             await use(bench)
-            bench.service.stop()
+            bench.office.stop()
         finally:
             async with asyncio.timeout(10):
                 await running
@@ -143,7 +153,7 @@ def test_a_request_is_answered_now_or_later() -> None:
         peer = await bench.dial()
         answers = await asyncio.gather(peer.call(PROBE, 5), peer.call(PROBE, 5))
         assert list(answers) == [Probed(b"\0"), Probed(b"\1")]
-        _, counts = bench.service.look()
+        _, counts = bench.office.look()
         assert counts.requests["Probe"].count == 2
 
     run(use)
@@ -219,7 +229,7 @@ def test_a_command_without_answer_brings_none() -> None:
         bench.command_answer = None
         answered = await command_from(bench)
         assert answered.reply is None
-        assert bench.service.look()[1].commands_failed == 1
+        assert bench.office.look()[1].commands_failed == 1
 
     run(use)
 
@@ -330,7 +340,7 @@ def test_a_bug_in_the_core_ends_the_service() -> None:
 
 def test_the_process_can_look_at_its_own_pool() -> None:
     async def use(bench: Bench) -> None:
-        status, counts = bench.service.look()
+        status, counts = bench.office.look()
         assert status == STATUS
         assert counts.is_persisting
 

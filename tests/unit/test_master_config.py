@@ -9,7 +9,18 @@ import pytest
 from kvstore import limits
 from kvstore.config import Sources
 from kvstore.errors import ConfigError
+from master import (
+    chunk_values,
+    lenders,
+    namespaces,
+    pins,
+    policy_requests,
+    pool_time,
+    tombstones,
+    write_budget,
+)
 from master.config import MasterConfig
+from master.metadata import FAMILIES
 from master.tunables import Tunables
 
 
@@ -105,6 +116,8 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
         ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
         ("hints", "guessed", "one of given, learned"),
+        ("metadata", "postgres", "one of sqlite, etcd"),
+        ("advertise", "x", "host:port"),
         ("stale_read_max_s", -1, "0 or more"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),
@@ -120,3 +133,27 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
 def test_a_bad_value_is_named(key: str, value: object, want: str) -> None:
     with pytest.raises(ConfigError, match=rf"^f\.toml: master\.{key}: got .*{want}"):
         read(**{key: value})
+
+
+def test_masters_that_share_their_metadata_say_where_they_are() -> None:
+    anywhere = {"listen": "0.0.0.0:7700", "metadata": "etcd"}
+    with pytest.raises(
+        ConfigError, match=r"^\[master\]: advertise: .*0\.0\.0\.0:7700 is none that"
+    ):
+        read(**anywhere)
+    told = read(**anywhere, advertise=["10.0.0.1:7700", "m1.example:7700"])
+    assert list(map(str, told.advertise)) == ["10.0.0.1:7700", "m1.example:7700"]
+    assert read(listen="0.0.0.0:7700").metadata == "sqlite"
+
+
+def test_the_core_is_told_who_it_is() -> None:
+    told = read().tunables("c", "m1", ("10.0.0.1:7700",))
+    assert (told.master, told.where) == ("m1", ("10.0.0.1:7700",))
+
+
+def test_every_key_of_ours_is_known_as_ours() -> None:
+    prefixes = (
+        chunk_values.PREFIX, lenders.PREFIX, namespaces.PREFIX, pins.PREFIX, pool_time.KEY,
+        policy_requests.PREFIX, tombstones.PREFIX, write_budget.KEY,
+    )  # fmt: skip
+    assert all(each.startswith(FAMILIES) for each in prefixes)

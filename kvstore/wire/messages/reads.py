@@ -137,7 +137,7 @@ class Removed(Message, frozen=True, tag=65):
 
 
 class GetStatus(Message, frozen=True, tag=66):
-    """Operator or client to master -> Status."""
+    """Operator or client to master -> Status. Operators are answered by standbys, too."""
 
 
 class SegmentStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -218,3 +218,9 @@ class Status(Message, frozen=True, tag=67):
     """Those that have segments, fastest first."""
     counters: dict[str, int]
     pins: PinTotals = PinTotals()
+    master: str = ""
+    """Name of the master that answers; the pool is empty unless it leads."""
+    standing: str = "leading"
+    """standby, loading, leading, or in doubt: it leads, but its lease may have ended."""
+    leader: tuple[str, ...] = ()
+    """Addresses of the master that leads, where they are known."""
