@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from kvstore.ids import KEY_BYTES
 from kvstore.page import payload_checksum
+from kvstore.record import unpack_record
 from kvstore.transfer.transport import all_of, column
 from kvstore.wire.messages.common import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvstore.record import Record
     from kvstore.transfer.memory import Memory
     from kvstore.transfer.transport import IngestSpan, ReadSpan
+    from workers.record_table import Found, RecordTable
 
 
 class ManualClock:
@@ -33,6 +36,12 @@ class ManualClock:
         """Let time pass."""
         assert seconds >= 0, seconds
         self._now_s += seconds
+
+
+def adopted_records(records: RecordTable, found: Found) -> list[Record]:
+    """The whole records of what a start has taken over, read from their table."""
+    rows = (unpack_record(records.read(each.offset, each.size_class)) for each in found.adopted)
+    return [record for record in rows if record is not None]
 
 
 def payload(key: bytes, part: int, nbytes: int) -> bytes:

@@ -8,7 +8,7 @@ bytes on the segment are `workers.record_table`'s.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.errors import BadValue, InvariantBroken
 from kvstore.record import RecordState, chunk_digest
@@ -21,12 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kvstore.ids import Incarnation, SegmentId
-    from kvstore.record import Record
     from kvstore.segment import Geometry
 
 NOBODY: Final = 0
 """In a chunk's column of works: works are numbered from 1."""
 _WRITTEN: Final = (Outcome.OK, Outcome.BUSY)
+
+
+class SealedExtent(Protocol):
+    """What is known of one from its record."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def size_class(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
 
 
 class ChunkTable:
@@ -155,16 +167,16 @@ class SegmentTable:
         self._chunk_of_frame: list[ChunkTable | None] = [None] * geometry.frames
         self._floors = array("Q", [0]) * geometry.frames
 
-    def adopt(self, records: Iterable[Record]) -> None:
-        """Enter proven records found at start. They do not overlap."""
-        for record in records:
-            chunk = self.cut(record.offset, record.size_class)
+    def adopt(self, extents: Iterable[SealedExtent]) -> None:
+        """Enter what was found SEALED at the start. They do not overlap."""
+        for extent in extents:
+            chunk = self.cut(extent.offset, extent.size_class)
             if chunk is None:
-                raise InvariantBroken(f"{self.segment}: records overlap at {record.offset}")
-            slot = (record.offset - chunk.start) // chunk.size_class
-            chunk.states[slot] = record.state
-            chunk.generations[slot] = record.generation
-            chunk.checksums[slot] = record.checksum
+                raise InvariantBroken(f"{self.segment}: records overlap at {extent.offset}")
+            slot = (extent.offset - chunk.start) // chunk.size_class
+            chunk.states[slot] = RecordState.SEALED
+            chunk.generations[slot] = extent.generation
+            chunk.checksums[slot] = extent.checksum
             chunk.outcomes[slot] = Outcome.OK
 
     def cut(self, offset: int, size_class: int) -> ChunkTable | None:

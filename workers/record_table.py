@@ -7,6 +7,7 @@ decide.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -14,26 +15,38 @@ import msgspec
 from kvstore.codec import Codec
 from kvstore.errors import BadValue, CorruptPage
 from kvstore.ids import ROOT_PARENT, Generation, Incarnation
-from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
+from kvstore.record import (
+    RECORD_BYTES,
+    Record,
+    RecordState,
+    in_new_life,
+    pack_record,
+    unpack_record,
+)
 from kvstore.segment import HEADER_BYTES, size_class_of
+from workers.adopted import Adopted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from array import array
+    from collections.abc import Iterable, Iterator, Mapping
 
     from kvstore.record import RecordBatch
     from kvstore.segment import Geometry
+    from workers.adopted import AdoptedExtent
     from workers.events import Listed, Stretch
 
 ZEROS: Final = bytes(RECORD_BYTES)
 SCAN_BYTES: Final = 64 * RECORD_BYTES
 """Looked through at once: whole records in whole blocks of 4 KiB."""
+Chunk = tuple[int, int]
+"""Start and size class."""
 
 
 class Found(msgspec.Struct):
     """What a start found in a segment's record tables."""
 
-    adopted: list[Record]
-    """Proven SEALED, in the segment's new life; they do not overlap."""
+    adopted: Adopted
+    """Proven SEALED, in the segment's new life."""
     unfinished: int = 0
     """RESERVED: their pull did not end."""
     removed: int = 0
@@ -52,7 +65,7 @@ class RecordArea(Protocol):
         """A copy. Takes no room where nothing was written."""
         ...
 
-    def store(self, at: int, data: bytes | memoryview) -> None:
+    def store(self, at: int, data: bytes | bytearray | memoryview) -> None:
         """Write where there is room, because it was allocated or is not zeros."""
         ...
 
@@ -162,25 +175,46 @@ class RecordTable:
         the record's own checksum, its place and state SEALED; payloads are verified by readers.
         Safe to repeat after a kill in the middle.
         """
-        found = Found([])
+        found = Found(Adopted())
         if known is None:
             return found
-        proven: dict[tuple[int, int], list[Record]] = {}
+        newest: dict[Chunk, int] = {}
         for at, row in self._rows_in_use():
             record = _whole(row)
             if record is None or not self._is_in_place(record, at) or record.incarnation > known:
                 found.damaged += 1
             elif record.state is RecordState.SEALED:
-                start = self._geometry.chunk_start(record.offset, record.size_class)
-                proven.setdefault((start, record.size_class), []).append(record)
+                found.adopted.add(at, record)
+                chunk = self._chunk_of(record)
+                newest[chunk] = max(newest.get(chunk, 0), record.generation)
             elif record.state is RecordState.RESERVED:
                 found.unfinished += 1
             else:
                 found.removed += 1
-        for records in self._not_overlapping(proven, found):
-            found.adopted += [msgspec.structs.replace(each, incarnation=new) for each in records]
-        self._rewrite(found.adopted)
+        kept = self._not_overlapping(newest)
+        if len(kept) < len(newest):
+            found.damaged += found.adopted.drop(lambda each: self._chunk_of(each) not in kept)
+        self._rewrite(found.adopted.places, new)
         return found
+
+    def _rewrite(self, kept: array[int], new: Incarnation) -> None:
+        """Leave the records at these file offsets, in their new life, and nothing else.
+
+        The tables are read a second time: a disk may have more records than memory would hold.
+        """
+        start, rows, first = HEADER_BYTES, bytearray(), 0
+        for at, row in self._rows_in_use():
+            if at != start + len(rows) or len(rows) >= SCAN_BYTES:
+                self._area.store(start, rows)  # neighbours only: a hole may have no room
+                start, rows = at, bytearray()
+            first = bisect_left(kept, at, first)
+            is_kept = first < len(kept) and kept[first] == at
+            rows += (in_new_life(row, new) if is_kept else None) or ZEROS
+        self._area.store(start, rows)
+
+    def _chunk_of(self, placed: Record | AdoptedExtent) -> Chunk:
+        start = self._geometry.chunk_start(placed.offset, placed.size_class)
+        return start, placed.size_class
 
     def _rows_in_use(self) -> Iterator[tuple[int, bytes]]:
         """(file offset, bytes) of every record that is not FREE."""
@@ -214,31 +248,18 @@ class RecordTable:
             return False
         return self._geometry.record_offset(record.offset, size_class) == at
 
-    def _not_overlapping(
-        self, proven: dict[tuple[int, int], list[Record]], found: Found
-    ) -> Iterator[list[Record]]:
-        """Chunks of records; of two that share frames, the one with the newest record."""
+    def _not_overlapping(self, newest: Mapping[Chunk, int]) -> set[Chunk]:
+        """Chunks that stay: of two that share frames, the one with the newest record."""
         taken: set[int] = set()
-        newest = sorted(
-            proven.items(), key=lambda item: max(r.generation for r in item[1]), reverse=True
-        )
-        for (start, size_class), records in newest:
+        kept: set[Chunk] = set()
+        for chunk in sorted(newest, key=newest.__getitem__, reverse=True):
+            start, size_class = chunk
             first = start // self._geometry.frame_bytes
             frames = set(range(first, first + self._geometry.chunk_frames(size_class)))
-            if frames & taken:
-                found.damaged += len(records)
-                continue
-            taken |= frames
-            yield records
-
-    def _rewrite(self, adopted: Iterable[Record]) -> None:
-        """Leave these records, in their new life, and nothing else in any table."""
-        kept = {self._geometry.record_offset(r.offset, r.size_class): r for r in adopted}
-        for at, row in self._rows_in_use():
-            record = kept.get(at)
-            new = ZEROS if record is None else pack_record(record)
-            if new != row:
-                self._area.store(at, new)
+            if not frames & taken:
+                taken |= frames
+                kept.add(chunk)
+        return kept
 
 
 def _whole(row: bytes) -> Record | None:

@@ -161,7 +161,7 @@ def test_a_restart_finds_what_lay_on_the_disk() -> None:
         with memory_folder() as folder:  # of another boot: nothing is left of memory
             leader.wants_rows = True
             with running(folder, leader, disk=disk) as rig:
-                assert [each.key for each in rig.adopted.adopted]
+                assert len(rig.adopted.adopted)
                 offers = {leader.expect(OfferInventory).segment: 1 for _ in range(2)}
                 assert set(offers) == {rig.segment.id, rig.nvme.id}
                 with rig.client() as client:

@@ -11,7 +11,7 @@ from kvstore.page import payload_checksum
 from kvstore.record import Record, RecordState
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
-from tests.fakes import ManualClock, payload
+from tests.fakes import ManualClock, adopted_records, payload
 from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation, key
 from workers.events import Stretch
 from workers.tiers.nvme import NvmeSegment, open_nvme
@@ -100,7 +100,7 @@ def read_back(segment: NvmeSegment, parts: Sequence[PartToWrite]) -> list[Outcom
 def require_never_wrong(segment: NvmeSegment, found: Found) -> set[int]:
     """Read all that was adopted: the offsets of those that are right; none is another's bytes."""
     right = set()
-    for record in found.adopted:
+    for record in adopted_records(segment.records, found):
         asked = reading(record)
         (answer,) = segment.read([asked])
         if answer.outcome is OK:

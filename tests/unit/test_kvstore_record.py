@@ -20,6 +20,7 @@ from kvstore.record import (
     RecordFlag,
     RecordState,
     chunk_digest,
+    in_new_life,
     is_sealed_as,
     pack_record,
     sealed_digest,
@@ -70,6 +71,19 @@ def test_records_come_back(record: Record) -> None:
     assert len(packed) == RECORD_BYTES
     assert unpack_record(packed) == record
     assert unpack_record(memoryview(packed)) == record
+
+
+@given(records, u64)
+def test_a_new_life_changes_the_incarnation_alone(record: Record, life: int) -> None:
+    renewed = msgspec.structs.replace(record, incarnation=Incarnation(life))
+    assert in_new_life(pack_record(record), life) == pack_record(renewed)
+
+
+@given(records, st.integers(0, RECORD_BYTES * 8 - 1))
+def test_nothing_damaged_gets_a_new_life(record: Record, bit: int) -> None:
+    packed = bytearray(pack_record(record))
+    packed[bit // 8] ^= 1 << bit % 8
+    assert in_new_life(bytes(packed), 7) is None
 
 
 @given(records, st.lists(st.tuples(keys, u64, u64), max_size=5), st.sampled_from(RecordState))

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from kvstore.ids import ROOT_PARENT, Incarnation
 from kvstore.record import RECORD_BYTES, Record, RecordState, pack_record, unpack_record
 from kvstore.segment import HEADER_BYTES
+from tests.fakes import adopted_records
 from tests.unit.worker_scripts import CHUNK, GEOMETRY, PAGE, generation
 from tests.unit.worker_segments import Pages, memory_folder, opened
+from workers import record_table
 from workers.events import Listed, Stretch
+from workers.record_table import RecordTable
+from workers.tiers.disk import next_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +158,8 @@ def test_an_encoded_part_may_lie_in_a_smaller_class(segment: DramSegment) -> Non
     pages = Pages((0,))
     pages.put(segment)
     written(segment, pages, codec=2, payload_bytes=3 * PAGE, stored_bytes=PAGE - 7)
-    assert [record.stored_bytes for record in taken_over(segment).adopted] == [PAGE - 7]
+    (record,) = adopted_records(segment.records, taken_over(segment))
+    assert record.stored_bytes == PAGE - 7
 
 
 def test_an_older_life_counts_as_well(segment: DramSegment) -> None:
@@ -171,8 +176,10 @@ def test_taking_over_twice_is_the_same_as_once(segment: DramSegment) -> None:
     again = segment.records.take_over(
         Incarnation(segment.incarnation + 1), Incarnation(segment.incarnation + 1)
     )
-    assert again == first
-    assert [record for record in pages.records(segment) if record] == first.adopted
+    assert list(again.adopted) == list(first.adopted)
+    lives = {record.incarnation for record in adopted_records(segment.records, again)}
+    assert lives == {segment.incarnation + 1}
+    assert len(again.adopted) == len(OFFSETS)
 
 
 def test_of_records_in_each_others_way_the_newest_stays(segment: DramSegment) -> None:
@@ -226,5 +233,80 @@ def test_freeing_works_when_memory_has_run_out(
 
 def test_the_generation_survives_the_new_life(segment: DramSegment) -> None:
     Pages(OFFSETS).put(segment, counter=77)
-    adopted: list[Record] = taken_over(segment).adopted
-    assert {record.generation for record in adopted} == {generation(77)}
+    assert {record.generation for record in taken_over(segment).adopted} == {generation(77)}
+
+
+def test_a_start_keeps_no_records_as_objects(
+    segment: DramSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may have more of them than memory would hold."""
+    alive = 0
+
+    class Counted:
+        """A record that tells when it goes."""
+
+        def __init__(self, record: Record) -> None:
+            nonlocal alive
+            alive += 1
+            assert alive <= 2, "the last one and this"
+            self._record = record
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._record, name)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def counted(row: bytes) -> Counted | None:
+        record = unpack_record(row)
+        return None if record is None else Counted(record)
+
+    Pages(tuple(range(0, CHUNK, PAGE))).put(segment)
+    monkeypatch.setattr(record_table, "unpack_record", counted)
+    assert len(taken_over(segment).adopted) == CHUNK // PAGE
+
+
+class Forgetful:
+    """A record area whose second look at its records finds one damaged and one gone."""
+
+    def __init__(self, fd: int) -> None:
+        """Of the file that is open as `fd`."""
+        self._fd = fd
+        self._loads = 0
+
+    def load(self, at: int, length: int) -> bytes:
+        """As it was at first."""
+        data = os.pread(self._fd, length, at)
+        if not any(data):
+            return data
+        self._loads += 1
+        if self._loads < 2:
+            return data
+        return bytes(RECORD_BYTES + 20) + b"?" + data[RECORD_BYTES + 21 :]
+
+    def look(self, at: int, length: int) -> memoryview:
+        """As it is."""
+        return memoryview(os.pread(self._fd, length, at))
+
+    def store(self, at: int, data: bytes | bytearray | memoryview) -> None:
+        """Write."""
+        os.pwrite(self._fd, data, at)
+
+    def allocate(self, at: int, length: int) -> None:
+        """There is room."""
+
+    def next_data(self, at: int) -> int | None:
+        """The next place that is no hole."""
+        return next_data(self._fd, at)
+
+
+def test_what_was_damaged_since_it_was_proven_is_not_made_whole(segment: DramSegment) -> None:
+    pages = Pages((0, PAGE, 2 * PAGE))
+    pages.put(segment)
+    table = RecordTable(Forgetful(segment.ownership), GEOMETRY)
+    found = table.take_over(segment.incarnation, Incarnation(segment.incarnation + 1))
+    assert len(found.adopted) == 3, "each was proven once; a reader will find the record"
+    assert [record.offset for record in adopted_records(table, found)] == [0, 2 * PAGE]
+    lives = [record.incarnation for record in pages.records(segment) if record]
+    assert lives == [segment.incarnation, segment.incarnation + 1]

@@ -79,7 +79,7 @@ class GuardedFile:
         self._read(self._file.cached, [memoryview(data)], at)
         return bytes(data)
 
-    def store(self, at: int, data: bytes | memoryview) -> None:
+    def store(self, at: int, data: bytes | bytearray | memoryview) -> None:
         """Write, in the order of the calls as reads see it, in any order as the disk does."""
         self._write(self._file.cached, [memoryview(data)], at)
 

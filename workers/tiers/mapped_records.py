@@ -23,7 +23,7 @@ class MappedRecords:
         """A copy, past the mapping: reading a hole through it would take memory."""
         return os.pread(self._fd, length, at)
 
-    def store(self, at: int, data: bytes | memoryview) -> None:
+    def store(self, at: int, data: bytes | bytearray | memoryview) -> None:
         """Write where memory is there."""
         self._view[at : at + len(data)] = data
 
