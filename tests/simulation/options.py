@@ -136,7 +136,8 @@ def options_of(seed: int) -> Options:
         flips=random.choice((0.0, 0.0, 0.3)),
         fault_kinds=tuple(kinds),
     )
-    return replace(drawn, **_more_of(random))
+    drawn = replace(drawn, **_more_of(random))
+    return replace(drawn, **_masters_of(random, drawn.fault_kinds))
 
 
 def _more_of(random: Random) -> dict[str, Any]:
@@ -157,3 +158,17 @@ def _more_of(random: Random) -> dict[str, Any]:
         drawn["branches"] = random.choice((10, 20))
         drawn["page_ttl_s"] = random.choice((6.0, 60.0, 60.0))
     return drawn
+
+
+def _masters_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of Options about who leads: in three pools of eight metadata lies in etcd."""
+    masters = random.choice((0, 0, 0, 0, 0, 1, 2, 3))
+    if not masters:
+        return {}
+    return {
+        "masters": masters,
+        "etcd": True,
+        "etcd_faults": random.choice((0.0, 0.1, 0.3)),
+        "stale_read_max_s": random.choice((0.0, 1.0, 300.0)),
+        "fault_kinds": (*kinds, "etcd") if random.random() < 0.5 else kinds,
+    }

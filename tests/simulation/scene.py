@@ -278,6 +278,11 @@ class Scene:
         query = self._query(chain, client, namespace, lease)
         return self.finish(self._plan(client, match_steps(query, self._clock(client))))
 
+    def start_match(self, chain: PageChain, *, client: int = 0) -> Pending[Match]:
+        """Begin to ask for the longest prefix."""
+        query = self._query(chain, client, WHOLE, lease=True)
+        return self._plan(client, match_steps(query, self._clock(client)))
+
     def lookup(
         self, chain: PageChain, *, client: int = 0, namespace: Namespace = WHOLE, lease: bool = True
     ) -> Found:
@@ -352,7 +357,7 @@ class Scene:
         """Look at located pages where they lie; end the view with `end`."""
         places = tuple(range(sum(found.readable)))
         moves = View(self.client(client))
-        request = ReadRequest(found, 0, places, self.world.now + 6.0)
+        request = ReadRequest(found, 0, places, self.world.now + 6.0, needs_lease=True)
         rank = rank_for(self.client(client), views=True)
         plan = read_steps(request, self._clock(client), rank)
         return self.finish(self._plan(client, plan, moves)), moves

@@ -122,7 +122,8 @@ class SimLink:
         if link.is_open and not isinstance(error, StaleEpoch):
             if self._search.has_others:
                 self._was_silent = isinstance(error, DeadlineExceeded)
-                yield from self._look_elsewhere(deadline_s)
+                if deadline_s - self._world.now > limits.CALL_PATIENCE_S:
+                    yield from self._look_elsewhere(deadline_s)
             self._search.refused(self._address, error)
             return self._search.again_s(error.retry_after_s)
         if self._link is link:

@@ -32,6 +32,7 @@ from master.leadership import (
     RenewEnded,
     Resign,
     StandingTick,
+    StopAsked,
 )
 from tests.simulation.rpc import Endpoint
 from tests.simulation.sim_link import address_of
@@ -95,6 +96,10 @@ class SimMaster:
         self.term = None
         self.store.forget()
         self._peers.clear()
+
+    def stop(self) -> None:
+        """Give up leading; whoever it is connected to has to look elsewhere."""
+        self._feed(StopAsked())
 
     # --- standing -----------------------------------------------------------------------------
 

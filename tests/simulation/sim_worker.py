@@ -200,6 +200,7 @@ class SimWorker:
                 endpoint, number = self._commands.pop(command)
                 endpoint.answer(number, message)
             case events.AnswerIngest(request, _, outcomes, stored_max):
+                self.world.counts["ingests fenced"] += Outcome.FENCED in outcomes
                 self._answer(request, Ingested(outcomes, stored_max))
             case events.RefuseIngest(request, _, code, text):
                 self._answer(request, Failure(code, text))

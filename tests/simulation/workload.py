@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
 from kvstore.client.locations import (
     Locations,
     Query,
@@ -240,7 +242,7 @@ class Caller:
         requests = [] if found is None else self._requests(namespace, found, deadline_s)
         if found is None or not requests:
             return
-        request = requests[0]
+        request = msgspec.structs.replace(requests[0], needs_lease=True)
         moves = View(self.client)
         plan = read_steps(request, VirtualClock(self.client), rank_for(self.client, views=True))
         outcomes = yield from self._bounded("view", deadline_s, self.client.run(plan, moves))
