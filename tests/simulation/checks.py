@@ -36,6 +36,7 @@ from master.events import (
     Tick,
 )
 from master.events import Event as MasterEvent
+from tests.fakes import adopted_records
 from tests.simulation.answers import Answers
 from tests.simulation.history import History
 from tests.simulation.leases import LeaseBook
@@ -212,7 +213,7 @@ class Checks:
 
     def taken_over(self, worker: SimWorker, memory: SegmentStore, found: Found) -> None:
         """A worker has started and looked at a segment."""
-        for record in found.adopted:
+        for record in adopted_records(memory.records, found):
             if record.offset in memory.damaged:
                 continue
             self.holds_right_bytes(memory, record)
