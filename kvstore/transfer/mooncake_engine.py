@@ -50,7 +50,10 @@ class Engine:
         """Let peers read this memory, and write it where its mapping allows."""
         code = self._engine.register_memory(address, size_bytes, location)
         if code != 0:
-            raise ConfigError(f"transfer engine: {size_bytes} bytes not registered: code {code}")
+            where = "of the host" if location == ANYWHERE else f"of {location}"
+            raise ConfigError(
+                f"transfer engine: {size_bytes} bytes {where} not registered: code {code}"
+            )
 
     def withdraw(self, address: int) -> None:
         """Serve it no more. Transfers that run are not ended by this (reliability: R2)."""
