@@ -91,7 +91,7 @@ class AsyncKVStore:
         timeout_s: float = limits.CALL_TIMEOUT_S,
     ) -> Self:
         """Reach a master of the pool; see KVStore.connect."""
-        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
+        addresses = checks.master_addresses(masters)
         checks.texts("transports", transports)
         identity = Identity(Role.ENGINE, tenant, name, secret)
         link = AsyncMasterLink(addresses, identity)

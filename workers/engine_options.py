@@ -30,8 +30,8 @@ def engine_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--master",
         default=f"127.0.0.1:{limits.MASTER_PORT}",
-        metavar="HOST:PORT",
-        help="where the pool's master listens",
+        metavar="HOST:PORT[,...]",
+        help="where the pool's masters listen",
     )
     parser.add_argument(
         "--secret-file", type=Path, metavar="FILE", help="file with the cluster secret"

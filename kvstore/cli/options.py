@@ -32,7 +32,11 @@ Devices = Annotated[
     ),
 ]
 Master = Annotated[
-    str, typer.Option(help="The master's host:port or unix:/path.", envvar="KVHARBOR_MASTER")
+    str,
+    typer.Option(
+        help="The master's host:port or unix:/path; of several, with commas between, who leads.",
+        envvar="KVHARBOR_MASTER",
+    ),
 ]
 SecretFile = Annotated[
     Path | None,

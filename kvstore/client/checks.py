@@ -118,6 +118,11 @@ def texts(field: str, values: Sequence[str]) -> list[str]:
     return found
 
 
+def master_addresses(masters: str | Sequence[str]) -> list[str]:
+    """Addresses of masters, given as a list or as one text with commas between them."""
+    return texts("masters", masters.split(",") if isinstance(masters, str) else masters)
+
+
 def check_offsets(offsets: Sequence[int], pages: int) -> tuple[int, ...]:
     """One offset a page."""
     places = _whole(offsets)

@@ -93,10 +93,12 @@ class KVStore:
     ) -> Self:
         """Reach a master of the pool, whichever of `masters` leads: "host:port" or "unix:/path".
 
+        A text may name several, with commas between.
+
         `transports` are those that may be used; ConfigError when this process cannot use one.
         Unavailable when no master answers, AccessDenied when it refuses the secret.
         """
-        addresses = checks.texts("masters", [masters] if isinstance(masters, str) else masters)
+        addresses = checks.master_addresses(masters)
         checks.texts("transports", transports)
         clock = SystemClock()
         link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)

@@ -211,3 +211,11 @@ def test_a_cancelled_transfer_is_waited_for() -> None:
         return ended.is_set() and task.cancelled()
 
     assert asyncio.run(work())
+
+
+def test_masters_are_named_in_a_list_or_in_one_text() -> None:
+    both = ["a:1", "unix:/b"]
+    assert checks.master_addresses("a:1,unix:/b") == both
+    assert checks.master_addresses(both) == both
+    with pytest.raises(BadValue, match="masters"):
+        checks.master_addresses(7)  # type: ignore[arg-type]  # as untyped callers may
