@@ -20,6 +20,7 @@ from aetcd import rpc
 
 from kvstore import limits
 from kvstore.coordination.etcd_calls import Compacted, EtcdCalls, LeaseGone
+from kvstore.coordination.etcd_keys import EtcdKeys, found_by
 from kvstore.coordination.metadata_store import (
     EPOCH_MAX,
     RESERVED_KEYS,
@@ -27,17 +28,23 @@ from kvstore.coordination.metadata_store import (
     Term,
     require_writable,
 )
-from kvstore.errors import AccessDenied, ConfigError, KVStoreError, StaleEpoch, Unavailable
+from kvstore.errors import (
+    AccessDenied,
+    ConfigError,
+    KVStoreError,
+    OutOfSpace,
+    StaleEpoch,
+    Unavailable,
+)
 from kvstore.ids import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from kvstore.coordination.etcd_calls import KeyValue, TransactionAnswer
+    from kvstore.coordination.etcd_calls import KeyValue
     from kvstore.coordination.etcd_config import EtcdConfig
     from kvstore.coordination.metadata_store import Candidate, Entry
 
-ROOT: Final = "/kvharbor/"
 LAYOUT: Final = 1
 """Of all keys and values of a cluster. Raised when masters of before would misread them."""
 ELECTION_TIMEOUT_S: Final = limits.LEADER_LEASE_S / 4
@@ -86,7 +93,7 @@ class EtcdStore:
         """Name the place; nothing is dialled. `families` are the beginnings of all keys of ours."""
         self._calls = EtcdCalls(config)
         self._cluster = cluster
-        self._root = f"{ROOT}{cluster}/".encode()
+        self._keys = EtcdKeys(cluster)
         proof = b"" if secret is None else hmac.digest(secret, _FINGERPRINT, "sha256")
         self._config = _Config(LAYOUT, proof.hex())
         self._families = families
@@ -99,21 +106,22 @@ class EtcdStore:
         """As the port says; whoever comes first says what `config` holds."""
         self._calls.read_files()
         while True:
-            config, epoch = _found(await self._calls.look(self._gets("config", "epoch")))
+            config, epoch = found_by(await self._calls.look(self._keys.get_all("config", "epoch")))
             if config is not None:
                 break
-            puts = [self._put("config", msgspec.json.encode(self._config))]
+            puts = [self._keys.put("config", msgspec.json.encode(self._config))]
             if epoch is None:
-                puts.append(self._put("epoch", b"0"))
-            absent = self._created("config", 0)
-            await self._calls.transact(rpc.TxnRequest(compare=[absent], success=puts))
+                puts.append(self._keys.put("epoch", b"0"))
+            request = rpc.TxnRequest(compare=[self._keys.is_absent("config")], success=puts)
+            with _nobody_begins_where_it_is_full():
+                await self._calls.transact(request)
         self._check(config.value)
         self._next_epoch(epoch)
 
     async def campaign(self, candidate: Candidate) -> Term | Leader:
         """As the port says. An election that somebody else's interferes with is Unavailable."""
         self._end_term()
-        with _nobody_can_tell():
+        with _nobody_can_tell(), _nobody_begins_where_it_is_full():
             leader, epoch = await self._look("leader", "epoch")
             if leader is not None:
                 return self._leader(leader)
@@ -132,8 +140,7 @@ class EtcdStore:
 
     async def load(self, prefix: str) -> AsyncIterator[list[Entry]]:
         """As the port says; Unavailable, too, when the moment was compacted away meanwhile."""
-        start = self._root + prefix.encode()
-        end = start[:-1] + bytes([start[-1] + 1])  # UTF-8 has no byte 255
+        start, end = self._keys.prefix(prefix)
         request = rpc.RangeRequest(key=start, range_end=end, limit=PAGE_KEYS_FIRST)
         foreign: list[bytes] = []
         more = True
@@ -159,9 +166,9 @@ class EtcdStore:
         require_writable(puts, deletes)
         put = {key for key, _ in puts}
         # etcd takes no key twice. A put replaces what a delete would have removed.
-        changes = [self._delete(key) for key in dict.fromkeys(deletes) if key not in put]
-        changes += [self._put(key, value) for key, value in puts]
-        changes.append(self._touch("leader"))
+        changes = [self._keys.delete(key) for key in dict.fromkeys(deletes) if key not in put]
+        changes += [self._keys.put(key, value) for key, value in puts]
+        changes.append(self._keys.touch("leader"))
         async with self._writing:
             reign = self._require_term()
             with _nobody_can_tell():
@@ -189,14 +196,14 @@ class EtcdStore:
         value = msgspec.json.encode(Leader(epoch, candidate.name, candidate.where))
         request = rpc.TxnRequest(
             compare=[
-                self._created("leader", 0),
-                self._written("epoch", before.mod_revision),
+                self._keys.is_absent("leader"),
+                self._keys.is_written_at("epoch", before.mod_revision),
             ],
             success=[
-                self._put("epoch", str(epoch).encode()),
-                self._put("leader", value, lease=granted.ID),
+                self._keys.put("epoch", str(epoch).encode()),
+                self._keys.put("leader", value, lease=granted.ID),
             ],
-            failure=[self._get("leader")],
+            failure=[self._keys.get("leader")],
         )
         try:
             answer = await self._calls.transact(request, ELECTION_TIMEOUT_S)
@@ -205,7 +212,7 @@ class EtcdStore:
             raise
         if not answer.succeeded:
             await self._drop(granted.ID)
-            (leader,) = _found(answer)
+            (leader,) = found_by(answer)
             if leader is None:
                 raise Unavailable("another election was under way")
             return self._leader(leader)
@@ -222,15 +229,17 @@ class EtcdStore:
     async def _write(self, reign: _Reign, changes: list[object]) -> bool:
         """Whether they are in; else an earlier write turned out to be, and this one may follow."""
         request = rpc.TxnRequest(
-            compare=[self._written("leader", reign.written)],  # I10: no other term has written it
+            compare=[
+                self._keys.is_written_at("leader", reign.written)
+            ],  # I10: no other term has written it
             success=changes,
-            failure=[self._get("leader")],
+            failure=[self._keys.get("leader")],
         )
         answer = await self._calls.transact(request)
         if answer.succeeded:
             reign.written = answer.header.revision
             return True
-        (leader,) = _found(answer)
+        (leader,) = found_by(answer)
         reign.written = self._require_ours(reign, leader).mod_revision
         return False
 
@@ -243,7 +252,7 @@ class EtcdStore:
                 if revision:
                     with suppress(Compacted):
                         await self._calls.compact(revision)
-                answer = await self._calls.range(rpc.RangeRequest(key=self._key("leader")))
+                answer = await self._calls.range(rpc.RangeRequest(key=self._keys.name("leader")))
                 revision = answer.header.revision
             except KVStoreError as error:
                 _LOG.warning("the history in etcd is not compacted for now: %s", error)
@@ -279,7 +288,7 @@ class EtcdStore:
 
     def _check(self, value: bytes) -> None:
         """Whether what lies here is ours to use; ConfigError says what to do otherwise."""
-        where = self._key("config").decode()
+        where = self._keys.name("config").decode()
         try:
             found = msgspec.json.decode(value, type=_Config)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -301,13 +310,13 @@ class EtcdStore:
         text = None if found is None else found.value
         if text is None or not text.isdigit() or int(text) >= EPOCH_MAX:
             raise ConfigError(
-                f"etcd: {self._key('epoch').decode()} holds {text!r}, want a number below "
+                f"etcd: {self._keys.name('epoch').decode()} holds {text!r}, want a number below "
                 f"{EPOCH_MAX}: write one there that is higher than all epochs of this cluster"
             )
         return Epoch(int(text) + 1)
 
     def _leader(self, found: KeyValue) -> Leader:
-        where = self._key("leader").decode()
+        where = self._keys.name("leader").decode()
         if not found.lease:
             raise ConfigError(f"etcd: {where} has no lease, so it never ends: delete it")
         try:
@@ -320,7 +329,7 @@ class EtcdStore:
         page: list[Entry] = []
         for each in found:
             try:
-                key = each.key.removeprefix(self._root).decode()
+                key = each.key.removeprefix(self._keys.root).decode()
             except UnicodeDecodeError:
                 foreign.append(each.key)
                 continue
@@ -337,45 +346,21 @@ class EtcdStore:
 
         From one endpoint: who holds or seeks a term tries again by itself, soon and elsewhere.
         """
-        return _found(await self._calls.transact(self._gets(*names), ELECTION_TIMEOUT_S))
-
-    def _gets(self, *names: str) -> object:
-        return rpc.TxnRequest(success=[self._get(name) for name in names])
-
-    def _key(self, key: str) -> bytes:
-        return self._root + key.encode()
-
-    def _get(self, key: str) -> object:
-        return rpc.RequestOp(request_range=rpc.RangeRequest(key=self._key(key)))
-
-    def _put(self, key: str, value: bytes, lease: int = 0) -> object:
-        request = rpc.PutRequest(key=self._key(key), value=value, lease=lease)
-        return rpc.RequestOp(request_put=request)
-
-    def _touch(self, key: str) -> object:
-        request = rpc.PutRequest(key=self._key(key), ignore_value=True, ignore_lease=True)
-        return rpc.RequestOp(request_put=request)
-
-    def _delete(self, key: str) -> object:
-        return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
-
-    def _created(self, key: str, revision: int) -> object:
-        target = rpc.Compare.CREATE
-        return rpc.Compare(key=self._key(key), target=target, create_revision=revision)
-
-    def _written(self, key: str, revision: int) -> object:
-        target = rpc.Compare.MOD
-        return rpc.Compare(key=self._key(key), target=target, mod_revision=revision)
-
-
-def _found(answer: TransactionAnswer) -> list[KeyValue | None]:
-    """What each read of a transaction found, or None."""
-    return [next(iter(each.response_range.kvs), None) for each in answer.responses]
+        return found_by(await self._calls.transact(self._keys.get_all(*names), ELECTION_TIMEOUT_S))
 
 
 def _keys_of_a_page(page: Sequence[KeyValue]) -> int:
     size = sum(len(each.value) for each in page)
     return max(1, min(PAGE_KEYS_MAX, PAGE_BYTES * len(page) // max(size, 1)))
+
+
+@contextmanager
+def _nobody_begins_where_it_is_full() -> Iterator[None]:
+    """Without space etcd grants no lease and takes no key: until it is made, nobody can lead."""
+    try:
+        yield
+    except OutOfSpace as error:
+        raise Unavailable(str(error)) from error
 
 
 @contextmanager
@@ -385,3 +370,5 @@ def _nobody_can_tell() -> Iterator[None]:
         yield
     except (AccessDenied, ConfigError) as error:
         raise Unavailable(str(error)) from error
+    except LeaseGone as error:
+        raise Unavailable("a lease of etcd's ended before it was used") from error

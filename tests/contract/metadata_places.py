@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -10,17 +11,20 @@ import msgspec
 
 from kvstore.coordination.etcd import EtcdStore
 from kvstore.coordination.etcd_config import EtcdConfig
-from kvstore.coordination.metadata_store import Candidate
+from kvstore.coordination.metadata_store import Candidate, Term
 from kvstore.coordination.sqlite import SqliteStore
 from kvstore.rpc.address import TcpAddress
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from kvstore.coordination.metadata_store import MetadataStore
+    from kvstore.coordination.metadata_store import Entry, MetadataStore
     from tests.etcd_server import EtcdServers
 
+A = Candidate("a", ("10.0.0.1:7700",))
+B = Candidate("b", ("10.0.0.2:7700",))
 USURPER = Candidate("usurper", ())
 SECRET = b"the secret of this cluster"
 
@@ -146,6 +150,35 @@ class EtcdPlace:
 def endpoints(servers: EtcdServers) -> tuple[TcpAddress, ...]:
     """Of all members."""
     return tuple(TcpAddress("127.0.0.1", each.port) for each in servers.members)
+
+
+async def loaded(store: MetadataStore) -> list[Entry]:
+    """All that lies there."""
+    return [entry async for page in store.load("") for entry in page]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for it; it must be within ten seconds."""
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never was")
+
+
+def leading(place: EtcdPlace, use: Callable[[EtcdStore], Awaitable[None]]) -> None:
+    """Open, win, use and close one store."""
+
+    async def life() -> None:
+        store = place.store()
+        try:
+            await store.open()
+            assert isinstance(await store.campaign(A), Term)
+            await use(store)
+        finally:
+            await store.close()
+
+    asyncio.run(life())
 
 
 async def usurp(store: MetadataStore) -> None:

@@ -265,7 +265,15 @@ def test_a_full_etcd_refuses_writes_and_goes_on_otherwise(tmp_path: Path) -> Non
             await store.write([("k", b"2")], [])
         await store.renew()
         assert (await loaded(store))[-1] == ("k", b"1")
+        other = EtcdStore(EtcdConfig(endpoints(servers)), "other")
+        with pytest.raises(Unavailable, match="space exceeded"):
+            await other.open()
+        await other.close()
+        await store.resign()
+        with pytest.raises(Unavailable, match="space exceeded"):
+            await store.campaign(A)
         servers.clear_space()
+        assert isinstance(await store.campaign(A), Term)
         await store.write([("k", b"3")], ["big"])
         assert await loaded(store) == [("k", b"3")]
 
