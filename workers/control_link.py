@@ -83,8 +83,8 @@ class ControlLink:
         self._commands: dict[int, tuple[Peer, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
-        self._told = ""
-        """The last failure to connect that was logged."""
+        self._told: set[str] = set()
+        """What was logged of masters since a leader last accepted this worker."""
 
     def start(self) -> None:
         """Begin to look for the leader; returns once other threads may call."""
@@ -144,11 +144,15 @@ class ControlLink:
             for each in tuple(self._tasks):
                 each.cancel()
 
-    def _refused(self, address: str, error: KVStoreError) -> None:
+    def _tell(self, address: str, error: KVStoreError) -> None:
+        """Log why a master is not the one: once, not at every try."""
         told = f"master {address}: {error}"
-        if told != self._told:  # once, not at every try
-            LOG.warning(told)
-            self._told = told
+        if told not in self._told:
+            LOG.log(logging.INFO if isinstance(error, NotLeader) else logging.WARNING, told)
+            self._told.add(told)
+
+    def _refused(self, address: str, error: KVStoreError) -> None:
+        self._tell(address, error)
         if isinstance(error, REFUSALS) and not self._was_connected:
             self._on_refused(error)
 
@@ -162,8 +166,6 @@ class ControlLink:
         self._search.greeted(address)
         self._peer, self._address, self._was_connected = peer, address, True
         self._service.line.use(address)
-        self._told = ""
-        LOG.info("master %s: connected", address)
         try:
             self._service.dispatch(LinkOpened())
             await ended.wait()
@@ -176,10 +178,7 @@ class ControlLink:
                 peer.abort(Unavailable("the worker is stopping"))
                 await ended.wait()
         assert peer.closed_because is not None
-        if isinstance(peer.closed_because, NotLeader):
-            LOG.info("master %s: %s", address, peer.closed_because)
-        else:
-            LOG.warning("master %s: %s", address, peer.closed_because)
+        self._tell(address, peer.closed_because)
         return peer.closed_because
 
     async def _tick(self) -> None:
@@ -222,6 +221,8 @@ class ControlLink:
             if peer is not None:
                 reply = await peer.call(message, ANSWER_TIMEOUT_S)
             if isinstance(reply, WorkerAccepted):
+                LOG.info("master %s: accepted in epoch %d", self._address, reply.epoch)
+                self._told.clear()
                 self._search.succeeded()
         except StaleEpoch as error:
             if peer is not None:
