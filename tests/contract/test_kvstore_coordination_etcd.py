@@ -1,4 +1,4 @@
-"""What only a store that masters share can meet: strangers' keys, lost answers, compaction."""
+"""What only a store that masters share can meet: strangers, other versions, compaction."""
 
 from __future__ import annotations
 
