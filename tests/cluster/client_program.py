@@ -1,6 +1,6 @@
 """A client in a process of its own, which stops where a test wants it to. Not a test.
 
-`python -m tests.cluster.client_program MASTER TRANSPORT MODE`: prints a line when it is there,
+`python -m tests.cluster.client_program MASTERS TRANSPORT MODE`: prints a line when it is there,
 goes on when it gets one, and prints what came of it.
 """
 
@@ -47,9 +47,9 @@ def between_plan_and_ingest(transport: str, what: str) -> None:
     module.span_checksums = checksums  # type: ignore[attr-defined]  # imported there by name
 
 
-def main(master: str, transport: str, mode: str) -> None:
-    """Put or view the pages of one chain."""
-    with Pages(master, transport, MODEL) as pages:
+def main(masters: str, transport: str, mode: str) -> None:
+    """Put or view the pages of one chain; `masters` has commas between addresses."""
+    with Pages(masters.split(","), transport, MODEL) as pages:
         opened = pages.open()
         chain = opened.chain(range(64))
         if mode == "view":

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 START_S: Final = 30.0
 STOP_S: Final = 30.0
 POLL_S: Final = 0.005
-LOG_SHOWN_BYTES: Final = 4000
 _PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None)
 
@@ -150,10 +149,14 @@ class Server:
         self._is_stopped = False
         os.kill(self.pid, signal.SIGCONT)
 
-    def end(self) -> int:
-        """SIGTERM; waits for its end and returns its exit code."""
+    def terminate(self) -> None:
+        """SIGTERM; returns at once."""
         assert self._process is not None
         self._process.terminate()
+
+    def end(self) -> int:
+        """SIGTERM; waits for its end and returns its exit code."""
+        self.terminate()
         return self.wait()
 
     def wait(self) -> int:
@@ -167,9 +170,8 @@ class Server:
             self.kill()
 
     def log(self) -> str:
-        """The end of what it has logged."""
-        text = self._log.read_text(errors="replace")
-        return text[-LOG_SHOWN_BYTES:]
+        """What it has logged in all its lives."""
+        return self._log.read_text(errors="replace")
 
     def __str__(self) -> str:
         return f"{self.role} {self.folder.name}"

@@ -1,0 +1,152 @@
+"""Trouble of etcd itself: members that die or hang, all of it away, no space, spoiled values."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore import Hit, Stored
+from kvstore.errors import Unavailable
+from tests.cluster.rig import Rig, Shape
+from tests.cluster.servers import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvstore import OpenedNamespace, PageChain
+    from tests.cluster.pages import Pages
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ETCD_TAKEOVER_S = 12.0
+"""Ten is promised, on a machine that does nothing else."""
+AWAY_S = 4.0
+PAGES = 16
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(tmp_path_factory.mktemp("rig") / "pool", Shape(masters=2, members=3)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _whole(rig: Rig) -> None:
+    """Each test begins with everything at work."""
+    rig.heal()
+    until("everything is at work again", rig.is_whole)
+
+
+@pytest.fixture
+def pages(rig: Rig, request: pytest.FixtureRequest) -> Iterator[Pages]:
+    with rig.pages(model=request.node.name) as made:
+        yield made
+
+
+@pytest.fixture
+def opened(pages: Pages) -> OpenedNamespace:
+    return pages.open()
+
+
+@pytest.fixture
+def chain(pages: Pages, opened: OpenedNamespace) -> PageChain:
+    """A chain of pages that is stored."""
+    made = opened.chain(range(4 * PAGES))
+    pages.store_all(opened, made)
+    return made
+
+
+def more(opened: OpenedNamespace, number: int = 1) -> PageChain:
+    """Another chain, not stored yet."""
+    return opened.chain([number, number, number, number])
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    work()
+    return time.monotonic() - began_s
+
+
+def stored_within(pages: Pages, opened: OpenedNamespace, number: int) -> float:
+    """Seconds until a put of a chain of this number is stored."""
+
+    def is_stored() -> bool:
+        try:
+            return pages.put(opened, more(opened, number), timeout_s=1) == [Stored()]
+        except Unavailable:
+            return False
+
+    return until("a page is stored", is_stored)
+
+
+def test_etcds_leader_stopped(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+) -> None:
+    leader = rig.etcd.leader()
+    leader.freeze()
+    try:
+        for number in range(1, 4):
+            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
+            time.sleep(0.5)
+        pages.assert_readable(opened, chain)
+    finally:
+        leader.thaw()
+    pages.assert_readable(opened, chain)
+
+
+def test_etcds_leader_killed(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+) -> None:
+    leader = rig.etcd.leader()
+    leader.kill()
+    try:
+        for number in range(1, 4):
+            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
+            time.sleep(0.5)
+        pages.assert_readable(opened, chain)
+    finally:
+        rig.etcd.restart(leader)
+    pages.assert_readable(opened, chain)
+
+
+def test_all_of_etcd_away_for_a_while(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+) -> None:
+    """Reads go on without leases, puts are refused by their type, and it mends itself."""
+    epoch = rig.status(rig.leader()).epoch
+    for member in rig.etcd.members:
+        member.freeze()
+    try:
+        until("leases end", lambda: not pages.store.match_prefix(opened, chain).leased_until_s)
+        ends_s = time.monotonic() + AWAY_S
+        while time.monotonic() < ends_s:
+            match = pages.store.match_prefix(opened, chain)
+            assert pages.read_back(match, PAGES) == [Hit()] * PAGES
+        match = pages.store.match_prefix(opened, chain)
+        with pytest.raises(Unavailable):
+            pages.put(opened, more(opened), timeout_s=1)
+        with pages.store.views(match) as views:
+            assert not any(isinstance(view, memoryview) for view in views)
+    finally:
+        for member in rig.etcd.members:
+            member.thaw()
+    stored_within(pages, opened, 1)
+    pages.assert_readable(opened, chain)
+    assert rig.status(rig.leader()).epoch >= epoch
+
+
+def test_a_compaction_and_a_restart_of_every_member(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+) -> None:
+    rig.etcd.compact()
+    for number, member in enumerate(rig.etcd.members, 1):
+        member.kill()
+        stored_within(pages, opened, number)
+        rig.etcd.restart(member)
+        rig.etcd.wait_ready()
+    with pages:
+        rig.masters[rig.leader()].kill()
+        pages.assert_readable(opened, chain)
+        pages.assert_readable(opened, more(opened, 3))
