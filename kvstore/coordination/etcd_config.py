@@ -32,7 +32,7 @@ class EtcdConfig(msgspec.Struct, frozen=True):
     endpoints: tuple[TcpAddress, ...] = (TcpAddress("127.0.0.1", ETCD_PORT),)
     """One is used at a time; the next in turn when it fails."""
     user: str | None = None
-    """Needs readwrite on the prefix /kvharbor/<cluster>/, and with `owned` the role root."""
+    """Needs readwrite on the prefix /kvharbor/<cluster>/."""
     password_file: Path | None = None
     ca_file: Path | None = None
     """With it connections are TLS."""
