@@ -15,6 +15,7 @@ from master.plans import PlanPage
 from master.segments import SegmentState
 from master.tunables import Tunables
 from master.wheel import NOWHERE
+from master.write_behind import IN_FLIGHT_MAX
 from tests.unit.master_rig import TENANT, Rig, chain
 
 if TYPE_CHECKING:
@@ -65,6 +66,23 @@ def slot_of(core: Core, offset: int) -> Span:
     span = core.segments["w1-dram"].allocator.locate(offset)
     assert span is not None
     return span
+
+
+def stored_otherwise(core: Core) -> None:
+    core.saving.forget("w1-dram")
+    core.saving.stored["w1-dram"] = {0: 1}
+
+
+def stored_and_gone(core: Core) -> None:
+    core.saving.stored["w1-dram"] = {1 << 16: 1}
+
+
+def not_stored_and_not_due(core: Core) -> None:
+    core.saving.forget("w1-dram")
+
+
+def too_many_values_under_way(core: Core) -> None:
+    core.saving.writing.update({("w1-dram", number): 0.0 for number in range(IN_FLIGHT_MAX + 1)})
 
 
 def unreadable_but_live(core: Core) -> None:
@@ -231,6 +249,10 @@ BROKEN: list[tuple[Callable[[Core], None], str]] = [
     (retired_and_forgotten, "I6"),
     (too_many_in_flight, "I7"),
     (held_but_not_quarantined, "I17"),
+    (stored_otherwise, "I32"),
+    (stored_and_gone, "I32"),
+    (not_stored_and_not_due, "I32"),
+    (too_many_values_under_way, "I7"),
 ]
 
 

@@ -17,8 +17,16 @@ from kvstore.wire.messages.membership import (
     InventoryWanted,
     OfferInventory,
 )
-from master.chunk_values import PREFIX, decode_chunk, encode_chunk, key_of
+from master.chunk_values import (
+    PREFIX,
+    ChainRow,
+    ChunkValue,
+    decode_chunk,
+    encode_chunk,
+    key_of,
+)
 from master.pool_time import KEY as CLOCK
+from master.pool_time import Life
 from master.restored_chunks import ASIDE
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain
 from tests.unit.test_master_chunk_writes import record_rows, stored_rows
@@ -275,17 +283,20 @@ def test_digests_of_chunks_that_cannot_lie_there_are_not_believed(
     assert len(sealed(rig)) == 12
 
 
-def test_chunks_that_overlap_are_not_both_believed(rig: Rig, space: OpenedNamespace) -> None:
-    value = msgspec.structs.replace(decode_chunk(rig.store[FIRST]), size_class=8 * PAGE)
-    rig.store[key_of("w1-dram", CHUNK // 2)] = encode_chunk(value, value.digest())
-    rig.takeover(2)
-    worker = rig.workers["w1"]
+def test_chunks_that_overlap_are_not_both_believed() -> None:
+    rig = Rig()
+    worker = rig.add_worker(chunk_bytes=32 << 20, chunks=1, join=False)
     worker.connect()
-    other = ChunkDigest(CHUNK // 2, 2 * PAGE, value.digest())
-    value = msgspec.structs.replace(value, size_class=2 * PAGE)
-    rig.master.core.restored.add("w1-dram", CHUNK // 2, encode_chunk(value, value.digest()))
-    reply = worker.ask(OfferInventory("w1-dram", 1, (*worker.digests(), other)))
-    assert reply == InventoryWanted((CHUNK // 2,))
+    half = 16 << 20  # where a chunk of this class of pages may begin, and a larger one covers it
+    row = ChainRow(0, 1, 0, 1, PAGE, 5, bytes(32), Life(TTL_S, 0.0, TTL_S))
+    digests = []
+    for start, size_class in ((0, 2 * PAGE), (half, PAGE)):
+        value = ChunkValue(size_class, [row], KEYS[:KEY_BYTES], bytes(8))
+        digest = value.digest()
+        rig.master.core.restored.add("w1-dram", start, encode_chunk(value, digest))
+        digests.append(ChunkDigest(start, size_class, digest))
+    reply = worker.ask(OfferInventory("w1-dram", 1, tuple(digests)))
+    assert reply == InventoryWanted((half,))
 
 
 # --- where pages are known already --------------------------------------------------------------
