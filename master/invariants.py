@@ -50,6 +50,7 @@ def check_invariants(core: Core) -> None:
     _check_extents(core, sealed, reserved)
     _check_orders(core)
     _check_owners(core)
+    _check_leaving(core)
     core.pins.check()
     _check_moves(core)
     _check_saving(core)
@@ -225,6 +226,16 @@ def _check_extents(core: Core, sealed: dict[Place, bytes], reserved: dict[Place,
         if expected != found[state]:
             raise InvariantBroken(
                 f"I17: {len(found[state])} extents are {state.name}, {len(expected)} are known"
+            )
+
+
+def _check_leaving(core: Core) -> None:
+    """Who waits for its readers has left, and is there to be told (I18)."""
+    for name, leave in core.leaving.items():
+        worker = core.workers.get(name)
+        if worker is None or not worker.left or leave.caller.session.id not in core.sessions:
+            raise InvariantBroken(
+                f"I18: {name} waits for its readers and has not left, or has gone"
             )
 
 

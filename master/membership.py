@@ -250,6 +250,7 @@ def lose_silent_workers(core: Core) -> None:
             for segment in list(worker.segments.values()):
                 _forget_segment(core, segment)
             core.lenders.drop(core, worker.id)
+            core.leaving.pop(worker.id, None)
             del core.workers[worker.id]
         else:
             worker.lost = True

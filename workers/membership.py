@@ -102,6 +102,7 @@ class Membership:
         self._next_beat_s = float("inf")
         self._ends_s = float("inf")
         """When this worker ends, whoever still reads; infinity unless it leaves."""
+        self._may_end = False
 
     @property
     def is_leaving(self) -> bool:
@@ -127,7 +128,7 @@ class Membership:
 
     def next_wakeup(self) -> float:
         """When the next heartbeat is due; infinity while there is no leader to tell."""
-        return min(self._next_beat_s, self._ends_s)
+        return self._next_beat_s if self._may_end else min(self._next_beat_s, self._ends_s)
 
     def opened(self, now: float) -> list[Action]:
         """A connection stands: register."""
@@ -160,6 +161,11 @@ class Membership:
     def _take_leave(self, now: float) -> list[Action]:
         return [self._call(Asked.LEAVE, LeaveWorker(self._profile.worker), now)]
 
+    def _end(self) -> list[Action]:
+        """Say that nobody needs this worker any more: once."""
+        self._may_end = True
+        return [EndProcess()]
+
     def _reset(self, link: Link) -> None:
         self.link = link
         self.calls.clear()
@@ -189,7 +195,7 @@ class Membership:
             case Asked.MEDIUM, Done() | Failure():
                 return []  # a leader that has given the segment up need not be told
             case Asked.LEAVE, Done():
-                return [EndProcess()]
+                return self._end()
             case Asked.LEAVE, None if self.link is not Link.DOWN:
                 return self._take_leave(now)  # it takes longer than a call may: ask again
             case Asked.BEAT, None:
@@ -283,8 +289,8 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """A heartbeat when one is due. Independent of data work (I27)."""
-        if now >= self._ends_s:
-            return [EndProcess()]
+        if now >= self._ends_s and not self._may_end:
+            return self._end()
         if now < self._next_beat_s:
             return []
         self._next_beat_s = now + self._interval_s

@@ -81,6 +81,8 @@ class SimWorker:
         self.masters: dict[str, SimMaster] = {}
         self.clients: Callable[[str], SimClient] = _no_client
         self.core: WorkerState | None = None
+        self.may_end = False
+        """Whether it has taken its leave; the scene then ends it."""
         self.pulls: dict[int, PullRun] = {}
         self.staging: SimStaging | None = None
         self.copy_delay_max_s = 0.002
@@ -99,6 +101,7 @@ class SimWorker:
 
     def start(self) -> None:
         """Begin a life: take the segments over and look for the master."""
+        self.may_end = False
         host = self.world.nodes[self.name].host
         tables: list[SegmentTable] = []
         for memory in self.memories.values():
@@ -213,6 +216,8 @@ class SimWorker:
                 self._start_pull(action)
             case events.CancelPull(pull):
                 self.pulls[pull].cancel()
+            case events.EndProcess():
+                self.may_end = True
             case events.WriteFree() | events.WriteRemoved() | events.VerifyPayloads():
                 spawn(self.world, self.name, self._do_work(action))
             case _:

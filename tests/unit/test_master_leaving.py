@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore import limits
+from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import LeaveWorker
 from kvstore.wire.messages.puts import PutPlans
 from kvstore.wire.messages.reads import GetStatus, LeaseRenewed, RenewLease, Status
 from master.segments import SegmentState
+from master.tunables import Tunables
 from tests.unit.master_rig import Rig, chain, failure
 
 if TYPE_CHECKING:
@@ -208,3 +210,25 @@ def test_only_a_worker_takes_its_own_leave(rig: Rig) -> None:
         (rig.open("worker", "", "w3"), "w3", "unavailable"),
     ):
         assert failure(rig.ask(asker, LeaveWorker(name))).code == code
+
+
+def test_whoever_waits_has_left_and_is_connected(rig: Rig) -> None:
+    stored(rig).match(KEYS)
+    leave(rig)
+    core = rig.master.core
+    core.workers["w1"].left = False
+    with pytest.raises(InvariantBroken, match="I18: w1"):
+        rig.master.check_invariants()
+    core.workers["w1"].left = True
+    core.leaving["w2"] = core.leaving.pop("w1")
+    with pytest.raises(InvariantBroken, match="I18: w2"):
+        rig.master.check_invariants()
+
+
+def test_a_worker_that_is_forgotten_while_it_waits_is_not_waited_for() -> None:
+    rig = Rig(Tunables(cluster="test", segment_forget_s=5.0))
+    rig.add_worker("w1")
+    stored(rig).match(KEYS)
+    leave(rig)
+    rig.tick(6.0)
+    assert not rig.master.core.leaving
