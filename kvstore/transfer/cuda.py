@@ -192,7 +192,8 @@ class CudaDevice:
     def asked(self) -> Callable[[], object]:
         """See Device.asked. The current stream is a thread's own, an event is anybody's."""
         with _torch_errors():
-            event = self._torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # nor it
+            events = self._torch.cuda.Event
+            event = events(blocking=True)  # type: ignore[no-untyped-call]  # as above
             event.record(self._torch.cuda.current_stream(self._index))
 
         def wait() -> None:
