@@ -90,8 +90,12 @@ class AdmissionInForce(InForce[AdmissionPolicy]):
         self._noted_bytes = 0
 
     def admits(self, candidate: Candidate, now_s: float) -> bool:
-        """Whether the pages are to be written; if so the caller does write them."""
+        """Whether the pages are to be written, as many of them as find room."""
         return self.policy.admits(candidate, now_s)
+
+    def wrote(self, size_bytes: int) -> None:
+        """So much of what was just admitted is on its way."""
+        self.policy.wrote(size_bytes)
 
     def resize(self, capacity_bytes: int) -> None:
         """So much the tier holds."""

@@ -191,8 +191,10 @@ def pages_at_once(part_bytes: int) -> int:
     return max(1, min(PAGES_MAX, BYTES_MAX // part_bytes))
 
 
-def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target: Segment) -> None:
-    """Have these pages of a copy copied to `target`, as many as find room, of which one does."""
+def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target: Segment) -> int:
+    """Have these pages of a copy copied to `target`, as many as find room, of which one does; how
+    many.
+    """
     known = core.namespaces.by_ordinal(run.namespace)
     assert known is not None, run.namespace
     first = pages.start
@@ -218,6 +220,7 @@ def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target
     if kind is MoveKind.DEMOTE:
         copy.segment.demoted_bytes += len(plan) * plan.part_bytes
     core.press(target)
+    return len(plan)
 
 
 def class_for(core: Core, run: Run, copy: Copy, tier: Tier) -> int:

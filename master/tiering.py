@@ -268,14 +268,16 @@ def _demote(
     if tier is Tier.NVME and not _is_admitted(core, run, pages, size_class, bool(pinned)):
         core.counters[f"demotions_refused_{core.admission.name}"] += 1
         return False
-    moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
+    planned = moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
+    if tier is Tier.NVME:
+        write_budget.spend(core, planned * size_class)
     return True
 
 
 def _is_admitted(core: Core, run: Run, pages: range, size_class: int, is_pinned: bool) -> bool:
     chance = core.eviction.reuse_probability(run, core.now)
     candidate = Candidate(len(pages) * size_class, run.touches, chance, is_pinned)
-    return write_budget.is_admitted(core, candidate)
+    return core.admission.admits(candidate, core.now)
 
 
 def last_unsafe(core: Core, run: Run, copy: Copy) -> range:

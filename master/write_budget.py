@@ -13,19 +13,17 @@ from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from master.core import Core
-    from policies.admission.protocol import Candidate
 
 KEY: Final = "write-budget"
 _BYTES: Final = struct.Struct("<Q")
 
 
-def is_admitted(core: Core, candidate: Candidate) -> bool:
-    """Whether the pages may be written to a drive; if so they count."""
-    admitted = core.admission.admits(candidate, core.now)
+def spend(core: Core, size_bytes: int) -> None:
+    """So much of what was admitted is on its way to a drive."""
+    core.admission.wrote(size_bytes)
     noted_bytes = core.admission.to_note()
     if noted_bytes is not None:
         core.persist(((KEY, _BYTES.pack(noted_bytes)),))
-    return admitted
 
 
 def restore(core: Core, value: bytes) -> None:

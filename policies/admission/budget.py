@@ -64,7 +64,7 @@ class Budget(AdmissionPolicy):
         self._spent_bytes, self._at_s = spent_bytes, None
 
     def admits(self, candidate: Candidate, now_s: float) -> bool:
-        """Whether these pages are worth their part of what is left; if so it is spent.
+        """Whether these pages are worth their part of what is left.
 
         Pinned ones are, and may overdraw it: others wait until that is made up for.
         """
@@ -79,5 +79,8 @@ class Budget(AdmissionPolicy):
             choosy_bytes = self._spent_bytes - FOR_ANY * bucket_bytes
             if choosy_bytes > candidate.likelihood * (1 - FOR_ANY) * bucket_bytes:
                 return False
-        self._spent_bytes += candidate.size_bytes
         return True
+
+    def wrote(self, size_bytes: int) -> None:
+        """So much is spent."""
+        self._spent_bytes += size_bytes

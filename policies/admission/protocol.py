@@ -51,8 +51,12 @@ class AdmissionPolicy(Protocol):
     """May be replaced by others of the same type at any time."""
 
     def admits(self, candidate: Candidate, now_s: float) -> bool:
-        """Whether the pages are to be written; if so the caller does write them."""
+        """Whether the pages are to be written, as many of them as find room."""
         ...
+
+    def wrote(self, size_bytes: int) -> None:
+        """So much of what was just admitted is on its way."""
+        return
 
     def resize(self, capacity_bytes: int) -> None:
         """So much the tier holds."""

@@ -121,3 +121,12 @@ def test_what_is_not_ours_stops_the_start(value: bytes) -> None:
     rig.store[KEY] = value
     with pytest.raises(ConfigError, match=KEY):
         rig.takeover(2)
+
+
+def test_a_drive_that_is_nearly_full_costs_what_it_takes() -> None:
+    often = replace(BUDGET, nvme_admission_parameters={"drive_writes_per_day": 20.0})
+    rig, space = rig_with(nvme_chunks=2, tunables=often)
+    put_chains(rig, space, range(60), pages=5)
+    counters = rig.master.core.counters
+    assert counters["pages_evicted_nvme"] > 50, "it was full most of the time"
+    assert spent_pages(rig) == pytest.approx(counters["moved_pages_nvme"], abs=1)

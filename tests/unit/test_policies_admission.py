@@ -74,9 +74,24 @@ def test_a_budget_is_the_drives_life_in_bytes_a_second() -> None:
     assert policy.bytes_per_s == 3000.0
 
 
+def takes(policy: Budget, candidate: Candidate, now_s: float) -> bool:
+    """Whether it admits the pages; then all of them are written."""
+    admitted = policy.admits(candidate, now_s)
+    if admitted:
+        policy.wrote(candidate.size_bytes)
+    return admitted
+
+
+def test_only_what_is_written_is_spent() -> None:
+    policy = budget(bytes_per_s=SIZE)
+    assert all(policy.admits(SURE, 0.0) for _ in range(1000))
+    policy.wrote(SIZE // 2)
+    assert policy.spent().size_bytes == SIZE // 2
+
+
 def test_within_its_budget_everything_is_written() -> None:
     policy = budget(bytes_per_s=SIZE)
-    assert all(policy.admits(UNLIKELY, float(second)) for second in range(1000))
+    assert all(takes(policy, UNLIKELY, float(second)) for second in range(1000))
 
 
 def test_the_likely_pages_are_written_when_it_runs_dry() -> None:
@@ -84,7 +99,7 @@ def test_the_likely_pages_are_written_when_it_runs_dry() -> None:
     written = Counter[Candidate]()
     for step in range(40_000):  # four times the budget, half of it used before
         candidate = (ONCE, TWICE, UNLIKELY, ONCE)[step % 4]
-        if policy.admits(candidate, step / 4):
+        if takes(policy, candidate, step / 4):
             written[candidate] += 1
     assert written[TWICE] > 9_900
     assert written.total() == pytest.approx(10_000, abs=100)
@@ -93,9 +108,9 @@ def test_the_likely_pages_are_written_when_it_runs_dry() -> None:
 def test_an_idle_drive_fills_with_pages_that_were_used_once() -> None:
     policy = Budget()
     policy.resize(1000 * SIZE)
-    assert all(policy.admits(ONCE, 0.0) for _ in range(1000))
-    burst = 1000 + sum(policy.admits(ONCE, 0.0) for _ in range(5000))
-    day = sum(policy.admits(ONCE, second * 60.0) for second in range(1440) for _ in range(10))
+    assert all(takes(policy, ONCE, 0.0) for _ in range(1000))
+    burst = 1000 + sum(takes(policy, ONCE, 0.0) for _ in range(5000))
+    day = sum(takes(policy, ONCE, second * 60.0) for second in range(1440) for _ in range(10))
     assert burst < 2000
     assert day == pytest.approx(3000, abs=10)  # three times the drive
 
@@ -111,7 +126,7 @@ def test_the_budget_holds_over_any_time(seed: int, mean_gap_s: float, burst_s: f
     for _ in range(200):
         now += mean_gap_s * random.expovariate(1.0)
         candidate = Candidate(int(random.expovariate(1 / 50_000)) + 1, 1, random.betavariate(2, 2))
-        if policy.admits(candidate, now):
+        if takes(policy, candidate, now):
             writes.append((now, candidate.size_bytes))
     for first, (start, _) in enumerate(writes):
         spent = 0
@@ -121,23 +136,23 @@ def test_the_budget_holds_over_any_time(seed: int, mean_gap_s: float, burst_s: f
 
 
 def test_a_page_larger_than_the_whole_bucket_is_never_written() -> None:
-    assert not budget(bytes_per_s=1.0, burst_s=999.0).admits(SURE, 1e6)
+    assert not takes(budget(bytes_per_s=1.0, burst_s=999.0), SURE, 1e6)
 
 
 def test_pinned_pages_overdraw_the_budget_at_the_cost_of_others() -> None:
     policy = budget(bytes_per_s=SIZE)
-    assert all(policy.admits(PINNED, 0.0) for _ in range(150))
-    assert not policy.admits(SURE, 50.0)
-    assert policy.admits(SURE, 60.0)
+    assert all(takes(policy, PINNED, 0.0) for _ in range(150))
+    assert not takes(policy, SURE, 50.0)
+    assert takes(policy, SURE, 60.0)
 
 
 def test_a_budget_goes_on_where_the_last_one_was() -> None:
     policy = budget(bytes_per_s=SIZE)
     policy.begin_with(99 * SIZE)
-    assert not policy.admits(SURE, 1e6), "its time has not begun before"
+    assert not takes(policy, SURE, 1e6), "its time has not begun before"
     assert policy.spent().size_bytes == 99 * SIZE
-    assert not policy.admits(SURE, 1e6 + 1.0)
-    assert policy.admits(SURE, 1e6 + 9.0)
+    assert not takes(policy, SURE, 1e6 + 1.0)
+    assert takes(policy, SURE, 1e6 + 9.0)
     assert policy.spent().size_bytes == 91 * SIZE
 
 
