@@ -69,9 +69,8 @@ class Answers:
 
     def check(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
+        self._promised(master, asked, reply)
         if not self._checks.is_in_force(master):
-            if isinstance(asked, MatchPrefix | Lookup) and isinstance(reply, Located):
-                self._leases(master, asked, reply)
             return  # others may have changed what it still takes for true
         match asked, reply:
             case (MatchPrefix() | Lookup(), Located()):
@@ -79,7 +78,7 @@ class Answers:
             case (Probe(), Probed()):
                 self._probed(master, asked, reply)
             case (RenewLease(), LeaseRenewed()):
-                self._renewed(master, asked, reply)
+                self._renewed(asked, reply)
             case (_, PutPlans()):
                 self._planned(master, reply)
             case (PinPages(), PagesPinned()):
@@ -96,7 +95,6 @@ class Answers:
 
     def _located(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
         keys = keys_of(asked.keys)
-        self._leases(master, asked, reply)
         covered: set[int] = set()
         for run in reply.runs:
             pages = range(run.first, run.first + run.count)
@@ -147,9 +145,21 @@ class Answers:
                 "I29", f"{key[:4].hex()} generation {generation:#x} {what} after its removal"
             )
 
+    def _promised(self, master: SimMaster, asked: Message, reply: Message) -> None:
+        """Note the leases that a reader has from now on."""
+        match asked, reply:
+            case (MatchPrefix() | Lookup(), Located()) if asked.lease and reply.lease_ttl_s:
+                self._leases(master, asked, reply)
+            case (RenewLease(), LeaseRenewed()):
+                rows = zip(
+                    keys_of(asked.keys), array("Q", asked.generations), reply.renewed, strict=True
+                )
+                until_s = self._checks.world.now + reply.lease_ttl_s
+                for key, generation, is_renewed in rows:
+                    if is_renewed:
+                        self._checks.leases.renew(key, generation, until_s)
+
     def _leases(self, master: SimMaster, asked: MatchPrefix | Lookup, reply: Located) -> None:
-        if not asked.lease or not reply.lease_ttl_s:
-            return
         keys = keys_of(asked.keys)
         until_s = self._checks.world.now + reply.lease_ttl_s
         for run in reply.runs:
@@ -172,16 +182,11 @@ class Answers:
             size = min(copy.part_bytes, master_view.size_class_at(master, ref.segment, offset))
             self._checks.leases.grant(life, key, Lease(offset, size, generation, until_s))
 
-    def _renewed(self, master: SimMaster, asked: RenewLease, reply: LeaseRenewed) -> None:
-        del master
-        for key, generation, is_renewed in zip(
-            keys_of(asked.keys), array("Q", asked.generations), reply.renewed, strict=True
-        ):
+    def _renewed(self, asked: RenewLease, reply: LeaseRenewed) -> None:
+        rows = zip(keys_of(asked.keys), array("Q", asked.generations), reply.renewed, strict=True)
+        for key, generation, is_renewed in rows:
             if is_renewed:
                 self._not_removed(key, generation, "is leased again")
-                self._checks.leases.renew(
-                    key, generation, self._checks.world.now + reply.lease_ttl_s
-                )
 
     def _pinned(self, asked: PinPages, reply: PagesPinned) -> None:
         asked_s = self._pins_asked_s.pop(asked, -inf)

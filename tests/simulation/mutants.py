@@ -26,7 +26,7 @@ from master.orders import Order, OrderBook, OrderKind
 from master.pins import Pins
 from master.run import Run
 from master.tombstones import Tombstones
-from tests.simulation import reader_moves, sim_pull
+from tests.simulation import leader_mutants, reader_moves, sim_pull
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.world import Weather
 from workers import membership as worker_membership
@@ -312,6 +312,9 @@ TIERS: Final[Changes] = {"disks": 1, "segments": 1, "watermark_demote": 0.1, "sl
 ONLY_DISKS: Final[Changes] = {"disks": 1, "segments": 0, "disk_faults": 0.5, "removes": 0.25}
 PINS: Final[Changes] = {"pins": 0.3, "flips": 0.0, "disk_faults": 0.0}
 MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
+MASTERS: Final[Changes] = {"masters": 2, "etcd": True, "cuts": 0.5, "stale_read_max_s": 300.0}
+SLOW_ETCD: Final[Changes] = {**MASTERS, "weather": Weather(slow=0.3, slow_max_s=0.6)}
+TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 
 _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (no_fence_wait, "I5 I6 I12", {}),
@@ -336,6 +339,12 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (moves_have_no_bound, "I7", TIERS),
     (hard_pins_are_ignored, "I31", PINS),
     (frees_are_not_synced, "I3 I4 I12 I29", ONLY_DISKS),
+    (leader_mutants.leaders_trust_their_lease, "I10", MASTERS),
+    (leader_mutants.leases_count_from_the_answer, "I10", SLOW_ETCD),
+    (leader_mutants.anybody_may_write, "I10", MASTERS),
+    (leader_mutants.stored_rows_are_trusted, "I3 I12 I13", TAKEOVERS),
+    (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
+    (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
 MUTANTS: Final = {

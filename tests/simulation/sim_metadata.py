@@ -221,7 +221,7 @@ class EtcdClient:
     ) -> Steps[KVStoreError | None]:
         epoch, number = self._epoch, self._writes + 1
         message = Transaction(
-            created=self.own_key(), equal=((WRITES, mark(epoch, number - 1)),), deletes=deletes,
+            created=self.own_key(), equal=self.last_write(), deletes=deletes,
             puts=((WRITES, mark(epoch, number)), *rows), epoch=epoch,
         )  # fmt: skip
         reply = yield from self._ask(message, self._world.now + WRITE_TIMEOUT_S)
@@ -239,6 +239,10 @@ class EtcdClient:
     def own_key(self) -> tuple[tuple[str, int], ...]:
         """I10: the condition of every write, that the leader's key is the one that was won."""
         return ((LEADER, self._created),)
+
+    def last_write(self) -> tuple[tuple[str, bytes | None], ...]:
+        """The other condition of every write, that it follows the one before."""
+        return ((WRITES, mark(self._epoch, self._writes)),)
 
     # --- the connection ----------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ SERVING_AGAIN_S = 3.5
 
 
 @pytest.fixture
-def pool(make_scene: MakeScene) -> Scene:
+def scene(make_scene: MakeScene) -> Scene:
     """Two masters, one worker and two clients."""
     return make_scene(masters=2, etcd=True, clients=2)
 
@@ -79,67 +79,67 @@ def test_every_page_is_found_soon_after_the_death_of_the_leader(make_scene: Make
     assert scene.stored(scene.chain(4, 9)) == [Stored()] * 4
 
 
-def test_a_leader_that_resigns_is_followed_at_once(pool: Scene) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    old, stopped_s = pool.leader, pool.world.now
+def test_a_leader_that_resigns_is_followed_at_once(scene: Scene) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    old, stopped_s = scene.leader, scene.world.now
     old.stop()
-    another_leads(pool, old)
-    assert pool.world.now < stopped_s + 1.0
-    assert pool.read_all(chain) == [Hit()] * 4
+    another_leads(scene, old)
+    assert scene.world.now < stopped_s + 1.0
+    assert scene.read_all(chain) == [Hit()] * 4
 
 
-def test_plans_of_a_dead_leader_are_carried_out_or_made_anew(pool: Scene) -> None:
-    chain = pool.chain(6)
-    pool.hold(Ingest)
-    put = pool.put(chain, timeout_s=20.0)
-    pool.run(0.2)
-    old = pool.leader
-    pool.simulation.crash(old.name)
-    pool.release()
-    assert all(is_in_the_pool(each) for each in pool.finish(put))
-    assert pool.read_all(chain, client=1) == [Hit()] * 6
+def test_plans_of_a_dead_leader_are_carried_out_or_made_anew(scene: Scene) -> None:
+    chain = scene.chain(6)
+    scene.hold(Ingest)
+    put = scene.put(chain, timeout_s=20.0)
+    scene.run(0.2)
+    old = scene.leader
+    scene.simulation.crash(old.name)
+    scene.release()
+    assert all(is_in_the_pool(each) for each in scene.finish(put))
+    assert scene.read_all(chain, client=1) == [Hit()] * 6
 
 
-def test_a_seal_that_the_dead_leader_did_not_hear_of_counts(pool: Scene) -> None:
-    chain = pool.chain(6)
-    pool.hold(Sealed)
-    put = pool.put(chain, timeout_s=20.0)
-    pool.run_until(lambda: bool(pool.held_messages(Sealed)))
-    old = pool.leader
-    pool.simulation.crash(old.name)
-    pool.lose_held()
-    another_leads(pool, old)
-    assert pool.probe(chain) == [True] * 6
-    assert all(is_in_the_pool(each) for each in pool.finish(put))
+def test_a_seal_that_the_dead_leader_did_not_hear_of_counts(scene: Scene) -> None:
+    chain = scene.chain(6)
+    scene.hold(Sealed)
+    put = scene.put(chain, timeout_s=20.0)
+    scene.run_until(lambda: bool(scene.held_messages(Sealed)))
+    old = scene.leader
+    scene.simulation.crash(old.name)
+    scene.lose_held()
+    another_leads(scene, old)
+    assert scene.probe(chain) == [True] * 6
+    assert all(is_in_the_pool(each) for each in scene.finish(put))
 
 
 @pytest.mark.parametrize("lost", [RetireExtents, Removed])
-def test_a_removal_that_outlives_its_leader_is_a_removal(pool: Scene, lost: type) -> None:
-    chain = pool.chain(6)
-    pool.stored(chain)
-    pool.hold(lost)
-    removal = pool.remove(chain.slice(2, 4))
-    pool.run_until(lambda: bool(pool.held_messages(lost)))
-    old = pool.leader
-    pool.simulation.crash(old.name)
-    pool.lose_held()
-    pool.finish(removal)
-    another_leads(pool, old)
-    assert pool.probe(chain) == [True, True, False, False, True, True]
+def test_a_removal_that_outlives_its_leader_is_a_removal(scene: Scene, lost: type) -> None:
+    chain = scene.chain(6)
+    scene.stored(chain)
+    scene.hold(lost)
+    removal = scene.remove(chain.slice(2, 4))
+    scene.run_until(lambda: bool(scene.held_messages(lost)))
+    old = scene.leader
+    scene.simulation.crash(old.name)
+    scene.lose_held()
+    scene.finish(removal)
+    another_leads(scene, old)
+    assert scene.probe(chain) == [True, True, False, False, True, True]
 
 
-def test_a_removal_outlives_leader_and_worker(pool: Scene) -> None:
-    chain = pool.chain(6)
-    pool.stored(chain)
-    pool.simulation.crash("worker0")
-    pool.run(0.2)
-    pool.removed(chain.slice(2, 4))
-    old = pool.leader
-    pool.simulation.crash(old.name)
-    pool.simulation.restart("worker0")
-    another_leads(pool, old)
-    assert pool.probe(chain) == [True, True, False, False, True, True]
+def test_a_removal_outlives_leader_and_worker(scene: Scene) -> None:
+    chain = scene.chain(6)
+    scene.stored(chain)
+    scene.simulation.crash("worker0")
+    scene.run(0.2)
+    scene.removed(chain.slice(2, 4))
+    old = scene.leader
+    scene.simulation.crash(old.name)
+    scene.simulation.restart("worker0")
+    another_leads(scene, old)
+    assert scene.probe(chain) == [True, True, False, False, True, True]
 
 
 @pytest.mark.parametrize("begins", [tiers.about_to_move, tiers.moving])
@@ -160,50 +160,50 @@ def test_a_move_that_outlives_its_leader_costs_no_page(
 # --- a leader that sleeps or is cut off ---
 
 
-def test_a_leader_that_wakes_after_its_term_does_nothing(pool: Scene) -> None:
-    chain, other = pool.chain(6), pool.chain(6, 1)
-    pool.stored(chain)
-    old = pool.leader
-    pool.world.pause(old.name)
-    another_leads(pool, old)
-    assert pool.removed(chain.slice(4, 6)) == [True] * 2
-    assert pool.stored(other) == [Stored()] * 6
-    pool.world.resume(old.name)
-    pool.run(1.0)
+def test_a_leader_that_wakes_after_its_term_does_nothing(scene: Scene) -> None:
+    chain, other = scene.chain(6), scene.chain(6, 1)
+    scene.stored(chain)
+    old = scene.leader
+    scene.world.pause(old.name)
+    another_leads(scene, old)
+    assert scene.removed(chain.slice(4, 6)) == [True] * 2
+    assert scene.stored(other) == [Stored()] * 6
+    scene.world.resume(old.name)
+    scene.run(1.0)
     assert old.core is None
-    scan(pool.checks)
-    assert pool.read_all(other) == [Hit()] * 6
-    assert pool.probe(chain) == [True] * 4 + [False] * 2
+    scan(scene.checks)
+    assert scene.read_all(other) == [Hit()] * 6
+    assert scene.probe(chain) == [True] * 4 + [False] * 2
 
 
-def test_questions_that_waited_for_a_sleeping_leader_get_no_lease(pool: Scene) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    old = pool.leader
-    for name in pool.simulation.masters:
+def test_questions_that_waited_for_a_sleeping_leader_get_no_lease(scene: Scene) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    old = scene.leader
+    for name in scene.simulation.masters:
         if name != old.name:
-            cut_off(pool, name, "client0")  # who cannot look elsewhere
-    pool.world.pause(old.name)
-    question = pool.start_match(chain)
-    another_leads(pool, old)
-    pool.world.resume(old.name)
-    match = pool.finish(question)
+            cut_off(scene, name, "client0")  # who cannot look elsewhere
+    scene.world.pause(old.name)
+    question = scene.start_match(chain)
+    another_leads(scene, old)
+    scene.world.resume(old.name)
+    match = scene.finish(question)
     assert [piece.deadline_s for piece in match.pieces] == [None]
-    assert pool.world.counts["answers in doubt"] > 0
-    pool.world.cut.clear()
+    assert scene.world.counts["answers in doubt"] > 0
+    scene.world.cut.clear()
 
 
-def test_a_worker_follows_the_new_leader_while_the_old_one_still_runs(pool: Scene) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    old = pool.leader
-    cut_off(pool, old.name, ETCD)
-    another_leads(pool, old)
-    assert is_doubtful(pool, old)
-    assert pool.worker_core().epoch == pool.leader.epoch
-    assert pool.stored(pool.chain(4, 1), client=1) == [Stored()] * 4
-    pool.world.cut.clear()
-    pool.run(1.0)
+def test_a_worker_follows_the_new_leader_while_the_old_one_still_runs(scene: Scene) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    old = scene.leader
+    cut_off(scene, old.name, ETCD)
+    another_leads(scene, old)
+    assert is_doubtful(scene, old)
+    assert scene.worker_core().epoch == scene.leader.epoch
+    assert scene.stored(scene.chain(4, 1), client=1) == [Stored()] * 4
+    scene.world.cut.clear()
+    scene.run(1.0)
     assert old.core is None
 
 
@@ -234,11 +234,8 @@ def test_what_a_leader_in_doubt_locates_is_a_miss_once_it_is_overwritten(
 # --- what etcd does ---
 
 
-def test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured(
-    make_scene: MakeScene,
-) -> None:
+def test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured(scene: Scene) -> None:
     """For a moment two masters lead; the later one frees nothing that the earlier one leased."""
-    scene = make_scene(masters=2, etcd=True, clients=2)
     chain = scene.chain(6)
     scene.stored(chain)
     old = scene.leader
@@ -255,53 +252,70 @@ def test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured(
     scene.world.cut.clear()
 
 
-def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(pool: Scene) -> None:
-    old = pool.leader
-    cut_off(pool, old.name, ETCD)
-    pool.hold(Ingest, source="client0")
-    put = pool.put(pool.chain(6), timeout_s=20.0)
-    pool.run(0.2)
-    etcd_of(pool).expire_leases()
-    another_leads(pool, old)
-    assert pool.stored(pool.chain(6, 1), client=1) == [Stored()] * 6
-    pool.release()
-    assert pool.finish(put) == [Stored()] * 6
-    assert pool.world.counts["ingests fenced"] > 0
-    pool.world.cut.clear()
+def test_a_worker_does_not_go_back_to_a_leader_of_the_past(scene: Scene) -> None:
+    old = scene.leader
+    cut_off(scene, old.name, ETCD)
+    etcd_of(scene).expire_leases()
+    scene.run_until(lambda: scene.checks.leader not in (None, old))
+    cut_off(scene, "worker0", old.name)
+    scene.worker().links.close()
+    scene.run_until(lambda: scene.worker_core().epoch == scene.leader.epoch)
+    scene.world.cut = {(old.name, ETCD), (ETCD, old.name)}
+    cut_off(scene, "worker0", scene.leader.name)
+    scene.worker().links.close()
+    scene.run(0.3)
+    assert not is_doubtful(scene, old)
+    assert scene.worker_core().epoch == scene.leader.epoch
+    scene.world.cut.clear()
 
 
-def test_an_election_whose_answer_is_lost_is_held_again(pool: Scene) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    old = pool.leader
-    pool.simulation.crash(old.name)
-    pool.hold(Done, source=ETCD)
-    pool.run_until(lambda: bool(pool.held_messages(Done)))
-    pool.lose_held()
-    another_leads(pool, old)
-    assert pool.leader.epoch == old.epoch + 2
-    assert pool.read_all(chain) == [Hit()] * 4
+def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(scene: Scene) -> None:
+    old = scene.leader
+    cut_off(scene, old.name, ETCD)
+    scene.hold(Ingest, source="client0")
+    put = scene.put(scene.chain(6), timeout_s=20.0)
+    scene.run(0.2)
+    etcd_of(scene).expire_leases()
+    another_leads(scene, old)
+    assert scene.stored(scene.chain(6, 1), client=1) == [Stored()] * 6
+    scene.release()
+    assert scene.finish(put) == [Stored()] * 6
+    assert scene.world.counts["ingests fenced"] > 0
+    scene.world.cut.clear()
 
 
-def test_pages_are_read_while_etcd_is_away_for_minutes(pool: Scene) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    leader, epoch = pool.leader, pool.leader.epoch
-    pool.simulation.crash(ETCD)
-    pool.run(LEASE_S)
-    assert is_doubtful(pool, leader)
+def test_an_election_whose_answer_is_lost_is_held_again(scene: Scene) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    old = scene.leader
+    scene.simulation.crash(old.name)
+    scene.hold(Done, source=ETCD)
+    scene.run_until(lambda: bool(scene.held_messages(Done)))
+    scene.lose_held()
+    another_leads(scene, old)
+    assert scene.leader.epoch == old.epoch + 2
+    assert scene.read_all(chain) == [Hit()] * 4
+
+
+def test_pages_are_read_while_etcd_is_away_for_minutes(scene: Scene) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    leader, epoch = scene.leader, scene.leader.epoch
+    scene.simulation.crash(ETCD)
+    scene.run(LEASE_S)
+    assert is_doubtful(scene, leader)
     for _ in range(4):
-        pool.run(30.0)
-        assert pool.read_all(chain) == [Hit()] * 4
-    views, view = pool.view(pool.match(chain))
+        scene.run(30.0)
+        assert scene.read_all(chain) == [Hit()] * 4
+    views, view = scene.view(scene.match(chain))
     view.end()
     assert views == [Miss(MissReason.NO_LEASE)] * 4
     with pytest.raises(Unavailable):
-        pool.stored(pool.chain(4, 1))
-    pool.simulation.restart(ETCD)
-    pool.run(2.0)
-    assert (pool.leader, leader.epoch) == (leader, epoch)
-    assert pool.stored(pool.chain(4, 1)) == [Stored()] * 4
+        scene.stored(scene.chain(4, 1))
+    scene.simulation.restart(ETCD)
+    scene.run(2.0)
+    assert (scene.leader, leader.epoch) == (leader, epoch)
+    assert scene.stored(scene.chain(4, 1)) == [Stored()] * 4
 
 
 def test_reads_end_where_a_tenant_wants_nothing_doubtful(make_scene: MakeScene) -> None:
@@ -318,30 +332,32 @@ def test_reads_end_where_a_tenant_wants_nothing_doubtful(make_scene: MakeScene) 
 
 
 @pytest.mark.parametrize("slept_s", [1.0, 20.0])
-def test_there_is_a_leader_again_once_etcd_has_slept(pool: Scene, slept_s: float) -> None:
-    chain = pool.chain(4)
-    pool.stored(chain)
-    pool.world.pause(ETCD)
-    pool.run(slept_s)
-    pool.world.resume(ETCD)
-    pool.run_until(lambda: pool.checks.leader is not None and not is_doubtful(pool, pool.leader))
-    pool.settle()
-    assert pool.stored(pool.chain(4, 1)) == [Stored()] * 4
-    assert pool.read_all(chain) == [Hit()] * 4
+def test_there_is_a_leader_again_once_etcd_has_slept(scene: Scene, slept_s: float) -> None:
+    chain = scene.chain(4)
+    scene.stored(chain)
+    scene.world.pause(ETCD)
+    scene.run(slept_s)
+    scene.world.resume(ETCD)
+    scene.run_until(
+        lambda: scene.checks.leader is not None and not is_doubtful(scene, scene.leader)
+    )
+    scene.settle()
+    assert scene.stored(scene.chain(4, 1)) == [Stored()] * 4
+    assert scene.read_all(chain) == [Hit()] * 4
 
 
-def test_a_full_etcd_stops_nothing_but_what_must_be_durable(pool: Scene) -> None:
-    chain = pool.chain(6)
-    pool.stored(chain)
-    etcd_of(pool).is_full = True
-    assert pool.stored(pool.chain(4, 1)) == [Stored()] * 4
-    assert pool.removed(chain.slice(4, 6)) == [True] * 2  # its holder is there
-    pool.simulation.crash("worker0")
-    pool.run(0.5)
+def test_a_full_etcd_stops_nothing_but_what_must_be_durable(scene: Scene) -> None:
+    chain = scene.chain(6)
+    scene.stored(chain)
+    etcd_of(scene).is_full = True
+    assert scene.stored(scene.chain(4, 1)) == [Stored()] * 4
+    assert scene.removed(chain.slice(4, 6)) == [True] * 2  # its holder is there
+    scene.simulation.crash("worker0")
+    scene.run(0.5)
     with pytest.raises(Unavailable):
-        pool.removed(chain.slice(2, 4))
-    etcd_of(pool).make_room()
-    pool.removed(chain.slice(2, 4))
-    pool.simulation.restart("worker0")
-    pool.settle()
-    assert pool.probe(chain) == [True] * 2 + [False] * 4
+        scene.removed(chain.slice(2, 4))
+    etcd_of(scene).make_room()
+    scene.removed(chain.slice(2, 4))
+    scene.simulation.restart("worker0")
+    scene.settle()
+    assert scene.probe(chain) == [True] * 2 + [False] * 4

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from kvstore.errors import InvariantBroken
-from tests.simulation import mutants
+from tests.simulation import leader_mutants, mutants
+from tests.simulation import test_simulation_failover as failover
 from tests.simulation import test_simulation_losses as losses
 from tests.simulation import test_simulation_tiers as tiers
 from tests.simulation.mutants import MUTANTS
@@ -52,6 +53,14 @@ def test_the_simulation_notices_a_missing_guard(name: str, monkeypatch: pytest.M
     ("mutant", "scene_of"),
     [
         (mutants.epochs_are_not_compared, losses.test_a_command_of_an_old_leader_is_refused),
+        (
+            leader_mutants.workers_go_back,
+            failover.test_a_worker_does_not_go_back_to_a_leader_of_the_past,
+        ),
+        (
+            leader_mutants.robbed_leaders_are_forgotten,
+            failover.test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured,
+        ),
         (mutants.incarnations_are_not_compared, losses.test_a_command_for_another_life_is_refused),
         (mutants.no_self_fence, losses.test_a_pull_that_runs_when_the_fence_falls_ends),
         (
@@ -80,8 +89,11 @@ def test_a_scene_notices_a_missing_guard(
 ) -> None:
     """Guards against what connections that keep their order make rare: directed, not drawn."""
     mutant(monkeypatch)
-    how = {"lease_ttl_s": 1.0, **tiers.AHEAD} if scene_of.__module__ == tiers.__name__ else {}
-    scene = Scene(clients=2, **how)  # type: ignore[arg-type]  # as of Scene
+    how: dict[str, Changes] = {
+        tiers.__name__: {"lease_ttl_s": 1.0, **tiers.AHEAD},
+        failover.__name__: {"masters": 2, "etcd": True},
+    }
+    scene = Scene(clients=2, **how.get(scene_of.__module__, {}))  # type: ignore[arg-type]
     try:
         with pytest.raises((AssertionError, InvariantBroken)):
             scene_of(scene)

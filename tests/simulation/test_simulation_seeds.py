@@ -22,6 +22,11 @@ REACHED: Final = {
     "fault pause master": 20,
     "fault pause worker": 50,
     "fault pause client": 50,
+    "fault pause etcd": 20,
+    "fault crash etcd": 10,
+    "fault etcd ends leases": 50,
+    "fault etcd changes its leader": 50,
+    "fault etcd is full": 50,
     "fault cut": 300,
     "fault flipped payload": 50,
     "fault flipped record": 20,
@@ -51,6 +56,10 @@ REACHED: Final = {
     "pages removed": 500,
     "missing: FreeExtents": 500,
     "missing: its worker was away": 100,
+    "terms": 600,
+    "answers in doubt": 100,
+    "pages kept by a new leader": 500,
+    "ingests fenced": 20,
     "scans": 5000,
 }
 """What a run of all seeds must have met at the least: a guard that was never tested guards nothing.

@@ -73,7 +73,7 @@ class WorkerLinks:
                 return
             link.use(channel)
             assert self._worker.core is not None
-            if channel.welcome < self._worker.core.epoch:
+            if is_of_the_past(channel.welcome, self._worker.core.epoch):
                 link.close()
                 self._dial_later(StaleEpoch(f"epoch {channel.welcome}"))
                 return
@@ -190,3 +190,8 @@ class WorkerLinks:
         line, self._reports = self._reports, None
         if line is not None:
             line.close()
+
+
+def is_of_the_past(shown: int, epoch: int) -> bool:
+    """Whether a master that shows an epoch cannot lead, as a worker of this epoch knows."""
+    return shown < epoch
