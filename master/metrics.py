@@ -102,6 +102,7 @@ class MasterCollector(Collector):
         yield from _segments(status)
         yield from _tiers(status)
         yield from _pins(status.pins)
+        yield from _metadata(status, counts)
         yield from _shell(counts)
 
 
@@ -210,6 +211,26 @@ def _pins(pins: PinTotals) -> Iterator[Metric]:
     held.add_metric(["soft"], pins.soft_bytes)
     held.add_metric(["hard"], pins.hard_bytes)
     yield held
+
+
+def _metadata(status: Status, counts: ShellCounts) -> Iterator[Metric]:
+    stored = status.stored
+    gauges = {
+        "chunks": ("Chunks that the metadata store holds a value of.", stored.chunks),
+        "chunks_dirty": ("Chunks whose value is to be written anew.", stored.dirty),
+        "behind_seconds": ("How long the longest of them has been due.", stored.behind_s),
+        "failing": ("1 while the metadata store takes no writes.", not counts.is_persisting),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(f"kvharbor_metadata_{name}", text, value=value)
+    counters = {
+        "rows_written": "Rows of chunks that were written.",
+        "bytes_written": "Bytes of the values that they were in.",
+        "values_set_aside": "Values that were damaged.",
+    }
+    for name, text in counters.items():
+        value = status.counters.get(f"chunk_{name}", 0)
+        yield CounterMetricFamily(f"kvharbor_metadata_{name}", text, value=value)
 
 
 def _shell(counts: ShellCounts) -> Iterator[Metric]:

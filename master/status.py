@@ -10,6 +10,7 @@ from kvstore.wire.messages.reads import (
     PinTotals,
     SegmentStatus,
     Status,
+    StoredChunks,
     TierStatus,
     WorkerStatus,
 )
@@ -52,7 +53,14 @@ def status(core: Core) -> Status:
         core.tunables.master,
         IN_DOUBT if core.is_in_doubt else Standing.LEADING.value,
         core.tunables.where,
+        _stored(core),
     )
+
+
+def _stored(core: Core) -> StoredChunks:
+    saving = core.saving
+    chunks = sum(map(len, saving.stored.values()))
+    return StoredChunks(chunks, saving.dirty, saving.behind_s(core.now))
 
 
 def _pins(pins: Pins) -> PinTotals:

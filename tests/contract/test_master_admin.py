@@ -12,6 +12,7 @@ from kvstore.wire.messages.reads import (
     PinTotals,
     SegmentStatus,
     Status,
+    StoredChunks,
     TierStatus,
     WorkerStatus,
 )
@@ -38,8 +39,9 @@ STATUS = Status(
     ),
     segments=(SegmentStatus("w-dram", "w", "dram", 100, 50, 10, 30, 7, 3, "serving", ""),),
     tiers=(TierStatus("dram", 1, 100, 50, 4, 8, 3, 2, 2000, 1000),),
-    counters={"hits": 8, "misses": 2},
+    counters={"hits": 8, "misses": 2, "chunk_rows_written": 64, "chunk_bytes_written": 2648},
     pins=PinTotals(2, 9, 4096, 12_288),
+    stored=StoredChunks(5, 2, 0.25),
 )
 
 
@@ -87,7 +89,7 @@ def test_status_is_the_whole_status() -> None:
     async def use(get: Get) -> None:
         found = json.loads(await (await get("/status")).text())
         assert found["pages"] == 10
-        assert found["counters"] == {"hits": 8, "misses": 2}
+        assert found["counters"] == STATUS.counters
 
     serve(use)
 
@@ -113,6 +115,13 @@ def test_metrics_are_prometheus_text() -> None:
             'kvharbor_tier_copies_evicted_total{tier="dram"} 3.0',
             'kvharbor_tier_moved_bytes_total{tier="dram"} 2000.0',
             "kvharbor_pins 2.0",
+            "kvharbor_metadata_chunks 5.0",
+            "kvharbor_metadata_chunks_dirty 2.0",
+            "kvharbor_metadata_behind_seconds 0.25",
+            "kvharbor_metadata_failing 1.0",
+            "kvharbor_metadata_rows_written_total 64.0",
+            "kvharbor_metadata_bytes_written_total 2648.0",
+            "kvharbor_metadata_values_set_aside_total 0.0",
             "kvharbor_pinned_pages 9.0",
             'kvharbor_pinned_bytes{kind="soft"} 4096.0',
             'kvharbor_pinned_bytes{kind="hard"} 12288.0',

@@ -201,6 +201,17 @@ class PinTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     quotas."""
 
 
+class StoredChunks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the metadata store holds of what lies where."""
+
+    chunks: int = 0
+    """Of which it has a value."""
+    dirty: int = 0
+    """Whose value is out of date and is not being written."""
+    behind_s: float = 0.0
+    """How long the one that waits longest has been due."""
+
+
 class Status(Message, frozen=True, tag=67):
     """The pool at one moment, for people and programs."""
 
@@ -224,3 +235,4 @@ class Status(Message, frozen=True, tag=67):
     """standby, loading, leading, or in doubt: it leads, but its lease may have ended."""
     leader: tuple[str, ...] = ()
     """Addresses of the master that leads, where they are known."""
+    stored: StoredChunks = StoredChunks()
