@@ -27,6 +27,7 @@ from master.leadership import Standing
 from master.metadata import metadata_store
 from master.office import Office
 from master.reception import Reception
+from master.restored_chunks import ASIDE
 from master.state import MasterState
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Cores:
         ours.
         """
         self._last = MasterState(self._tunables, epoch, restored, until_s)
+        for key in self._last.damaged:
+            _LOG.error("metadata value %s is damaged: moved to %s", key, ASIDE + key)
         return self._last
 
     async def dump(self, name: str) -> None:

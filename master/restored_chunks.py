@@ -28,11 +28,13 @@ Lives = dict[int, tuple[int, "Life"]]
 class Restored:
     """Values by segment and chunk start."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_values", "damaged")
 
     def __init__(self) -> None:
         """Start with none."""
         self._values: dict[str, dict[int, bytes]] = {}
+        self.damaged: list[str] = []
+        """Keys of values that were set aside."""
 
     def __len__(self) -> int:
         return sum(map(len, self._values.values()))
@@ -91,6 +93,7 @@ def restore_chunk(core: Core, key: str, value: bytes) -> None:
         head = chunk_head(value)
     except CorruptPage:
         core.counters["chunk_values_set_aside"] += 1
+        core.restored.damaged.append(key)
         core.persist(puts=((ASIDE + key, value),), deletes=(key,), behind=True)
         return
     core.restored.add(segment, start, value)

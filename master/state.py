@@ -197,6 +197,11 @@ class MasterState:
         return core.take_actions()
 
     @property
+    def damaged(self) -> list[str]:
+        """Keys of the durable values that were no good: set aside, while the rest was loaded."""
+        return self.core.restored.damaged
+
+    @property
     def wakeup_s(self) -> float:
         """When the next Tick is wanted at the latest; one too early does no harm."""
         return inf if self.core.is_in_doubt else self.core.wakeup.at_s

@@ -195,6 +195,7 @@ def test_a_damaged_value_is_set_aside_and_the_rest_is_loaded(
     assert rig.store[ASIDE + PREFIX + "w1-dram/?"] == b"?"
     assert FIRST not in rig.store
     assert counter(rig, "chunk_values_set_aside") == 2
+    assert rig.master.damaged == [FIRST, PREFIX + "w1-dram/?"]
     rig.workers["w1"].send_rows(0)
     end(rig)
     assert space.probe(KEYS + chain(2, PAGES)) == b"\1" * (12 + PAGES)
