@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from kvstore import limits
-from kvstore.cli import output, pins, places, policy, standalone, tier, trace
+from kvstore.cli import masters, output, pins, places, policy, standalone, tier, trace
 from kvstore.cli.debug import dump_master
 from kvstore.cli.disks import Disks, given_disks
 from kvstore.cli.options import (
@@ -57,7 +57,7 @@ tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True
 app.add_typer(tracing, name="trace")
 app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
-for command in (pins.pin, pins.unpin, pins.pins):
+for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
 
 

@@ -17,6 +17,7 @@ from kvstore.wire.named import named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kvstore.cli.masters import MasterRow
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
     from kvstore.wire.messages.operator import PoliciesInForce
@@ -120,7 +121,8 @@ def print_status(status: Status) -> None:
     console = _console()
     console.print(
         Text(
-            f"cluster {status.cluster}, epoch {status.epoch}, up {status.uptime_s:.0f} s: "
+            f"cluster {status.cluster}, epoch {status.epoch}, {_leading(status)}, "
+            f"up {status.uptime_s:.0f} s: "
             f"{status.pages} pages in {status.runs} runs of {status.namespaces} namespaces, "
             f"{status.sessions} sessions, {status.open_plans} open plans"
         )
@@ -139,6 +141,16 @@ def print_status(status: Status) -> None:
     for each in status.segments:
         if each.reason:
             console.print(Text(f"segment {each.segment} is {each.medium}: {each.reason}"))
+
+
+def print_masters(masters: Iterable[MasterRow]) -> None:
+    """Who leads, and who stands by."""
+    table = _table("", "address", "master", "standing", ">epoch", "leader")
+    for each in masters:
+        standing = each.standing or f"no answer: {each.error}"
+        names = each.address, each.master, standing, str(each.epoch or "")
+        table.add_row(*map(Text, names), Text(", ".join(each.leader)))
+    _console().print(table)
 
 
 def print_pins(pins: Iterable[PinRow]) -> None:
@@ -190,6 +202,17 @@ def _figure(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_figure(each)}" for name, each in value.items()) or "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _leading(status: Status) -> str:
+    """Who leads, as the master that answered sees it."""
+    if status.standing == "leading":
+        return f"{status.master or 'this master'} leads"
+    if status.standing == "in doubt":
+        return f"{status.master} leads but its lease is in doubt: lookups only"
+    where = ", ".join(status.leader)
+    known = f"the leader is at {where}" if where else "no leader is known"
+    return f"{status.master} is {status.standing}, {known}"
 
 
 def _console() -> Console:

@@ -47,7 +47,7 @@ STATUS = Status(
         TierStatus("nvme", 1, 1 << 40, 1 << 39, 9, 1, 0, 12, 3 << 20, 2 << 20),
     ),
     counters={"hits": 8, "misses": 2},
-    pins=PinTotals(2, 9, 1 << 20, 3 << 20),
+    pins=PinTotals(2, 9, 1 << 20, 3 << 20), master="m1",
 )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_status_for_people(master: str) -> None:
     done = kvharbor("status", "--master", master)
     assert done.returncode == 0, done.stderr
     for text in (
-        "cluster c, epoch 4, up 62 s: 10 pages in 2 runs of 1 namespaces",
+        "cluster c, epoch 4, m1 leads, up 62 s: 10 pages in 2 runs of 1 namespaces",
         "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
         "segment w-nvme is failed: read at 4096: EIO", "hits", "tiers", "512 GiB", "1.5",
         "2 pins: 1 MiB held softly, 3 MiB hard",
