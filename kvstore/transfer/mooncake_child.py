@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from array import array
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
@@ -105,9 +106,7 @@ class Child:
             raise MalformedMessage(f"{type(message).__name__} before EngineOpen")
         match message:
             case EngineMap():
-                (fd,) = self._link.take_fds(1)
-                self._must_be_new(message.region)
-                return self._enter(engine, message.region, _file_region(fd, message))
+                return self._map(engine, message)
             case EngineMapBlock():
                 return self._map_block(engine, message)
             case EngineUnmap(region):
@@ -141,6 +140,15 @@ class Child:
             raise
         self._regions[number] = region
         return EngineMapped(region.address)
+
+    def _map(self, engine: Engine, message: EngineMap) -> EngineMapped:
+        (fd,) = self._link.take_fds(1)
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
+            self._must_be_new(message.region)
+            region = _file_region(fd, message)
+            undo.pop_all()
+        return self._enter(engine, message.region, region)
 
     def _map_block(self, engine: Engine, message: EngineMapBlock) -> EngineMapped:
         """Read-only where the device enforces it (see Device.is_read_only_enforced)."""

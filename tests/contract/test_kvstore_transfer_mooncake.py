@@ -268,3 +268,17 @@ def test_what_a_worker_serves_nowhere_is_not_read(
     monkeypatch.setattr(worker.engine, "find", lambda _: found)
     assert set(transport.read(read_span(worker), into, PATIENCE_S)) == {want}
     assert [at(into, place) for place in PLACES] == [bytes(PAGE)] * len(PLACES)
+
+
+def test_a_file_that_cannot_be_mapped_leaves_nothing_open_in_the_child() -> None:
+    process, fd = EngineProcess(EngineSettings()), os.memfd_create("short")
+    try:
+        os.ftruncate(fd, PAGE)
+        before = len(os.listdir(f"/proc/{process.child_pid}/fd"))
+        with pytest.raises(Unavailable):
+            process.map(fd, 1, PAGE, writable=False, served=True)
+        assert process.alive
+        assert len(os.listdir(f"/proc/{process.child_pid}/fd")) == before
+    finally:
+        os.close(fd)
+        process.close()
