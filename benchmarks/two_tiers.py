@@ -7,6 +7,7 @@ at their second hit. Hit ratios are those of both tiers together.
 from __future__ import annotations
 
 from itertools import repeat
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from kvstore.replica import Tier
 from master.replay.figures import Figures, replay
 from master.replay.pool import Setting, VirtualPool
 from master.tunables import GIVEN, LEARNED
+from policies.admission.budget import DAY_S, BudgetParameters
 
 if TYPE_CHECKING:
     from benchmarks.harness import Figure, Report
@@ -54,6 +56,8 @@ class _Case(msgspec.Struct, frozen=True):
     hints: str = GIVEN
     is_hinted: bool = False
     """Whether the requests carry hints, HINTS_RIGHT of them right."""
+    is_sized: bool = False
+    """Whether the drive is as large as its endurance asks for, at the writes of ALL."""
 
     @property
     def whose(self) -> str:
@@ -69,6 +73,7 @@ CASES: Final = (
     _Case("none"),
     ALL,
     _Case("budget"),
+    _Case("budget", is_sized=True),
     _Case("second-touch"),
     _Case("learned", LEARNED),
     HINTED,
@@ -78,9 +83,14 @@ CASES: Final = (
 def compare(report: Report, trace: Trace, sizes: TwoTiers, name: str, *, quick: bool) -> None:
     """Replay every case, or those that are judged; ratios carry the `name` of the trace."""
     cases = JUDGED if quick else CASES
-    found = {case: _replayed(trace, sizes, case) for case in cases}
+    found: dict[_Case, Figures] = {}
+    rows: list[dict[str, Figure]] = []
+    for case in cases:
+        pages = _sized(found[ALL].nvme_pages_per_s) if case.is_sized else sizes.drive_pages
+        found[case] = _replayed(trace, msgspec.structs.replace(sizes, drive_pages=pages), case)
+        rows.append({"drive_pages": pages} | _row(case, found[case], trace))
     title = f"Two tiers, {sizes.memory_pages} pages of memory and {sizes.drive_pages} of a drive"
-    report.table(title, [_row(case, each, trace) for case, each in found.items()])
+    report.table(title, rows)
     judged = (
         ("two_tiers", ALL, sizes.to_reach),
         ("two_tiers_hinted", HINTED, sizes.to_reach_hinted),
@@ -94,6 +104,11 @@ def compare(report: Report, trace: Trace, sizes: TwoTiers, name: str, *, quick: 
         else:
             report.at_least(f"{at}/percent", percent, to_reach.percent)
             report.at_most(f"{at}/writes_per_s", writes_per_s, to_reach.writes_per_s)
+
+
+def _sized(pages_per_s: float) -> int:
+    """Pages of a drive that stands so many writes for all its life, by the default budget."""
+    return ceil(pages_per_s * DAY_S / BudgetParameters().drive_writes_per_day / 1000) * 1000
 
 
 def _replayed(trace: Trace, sizes: TwoTiers, case: _Case) -> Figures:

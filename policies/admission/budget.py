@@ -2,10 +2,11 @@
 
 A drive of capacity C that stands W overwrites a day stands C * W / 86,400 bytes/s for all its
 life. Data sheets count by the day, and so does the bucket: a drive that was idle takes a day's
-writes as fast as they come, so that an empty one fills at once. The first half of the bucket is
-for any pages, the second for those whose probability of another use is at least the share of it
-that is spent: under steady pressure the level settles where the most likely pages just use the
-budget up.
+writes as fast as they come, so that an empty one fills at once. Nine tenths of the bucket are for
+any pages, the last for those whose probability of another use is at least the share of it that is
+spent: under steady pressure the level settles there, where the most likely pages just use the
+budget up. That part is as small as that needs, two hours and a half of writes: what is kept back
+for likely pages before there is any pressure is lost if none comes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from policies.admission.protocol import Candidate
 
 DAY_S: Final = 86_400.0
-FOR_ANY: Final = 0.5
+FOR_ANY: Final = 0.9
 """Share of the bucket that any pages may use."""
 
 
