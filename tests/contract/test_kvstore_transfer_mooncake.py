@@ -276,7 +276,7 @@ def test_a_file_that_cannot_be_mapped_leaves_nothing_open_in_the_child() -> None
         os.ftruncate(fd, PAGE)
         before = len(os.listdir(f"/proc/{process.child_pid}/fd"))
         with pytest.raises(Unavailable):
-            process.map(fd, 1, PAGE, writable=False, served=True)
+            process.map(fd, 1, PAGE - 1, writable=False, served=True)  # not where a page begins
         assert process.alive
         assert len(os.listdir(f"/proc/{process.child_pid}/fd")) == before
     finally:
