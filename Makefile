@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup libraries etcd-server demo test lint bench protocol
+.PHONY: help setup libraries etcd-server demo test chaos lint bench protocol
 .SILENT:
 
 # What a developer's shell may carry that would put other code in front of ours, or send our
@@ -25,6 +25,9 @@ PIP := $(PYTHON) -m pip install --constraint constraints.txt
 
 # Passed on to pytest: make test PYTEST_ARGS='-k directory'
 PYTEST_ARGS ?=
+# How many pages `make chaos` reads at least, and the seed of its faults.
+READS ?= 1000000
+SEED ?= 1
 # QUICK=1 runs the short form of each benchmark.
 QUICK ?=
 # A benchmark is a file in benchmarks/ that can be run; the others there are its helpers.
@@ -34,6 +37,7 @@ help:
 	echo 'make setup   build .venv from constraints.txt (once)'
 	echo 'make demo    a pool, a prefill and a decode process on a real model'
 	echo "make test    every test; PYTEST_ARGS='-k name' selects"
+	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1'
 	echo 'make lint    format, lint, types, import contracts'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
 	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
@@ -125,6 +129,9 @@ demo: setup
 test: setup etcd-server
 	echo '== tests'
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+chaos: setup etcd-server
+	$(PYTHON) -m tests.cluster.chaos --reads $(READS) --seed $(SEED)
 
 lint: setup
 	echo '== ruff format'
