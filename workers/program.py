@@ -70,7 +70,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         state = WorkerState(Profile(config.id, config.host, addresses, lent.tiers), lent.tables)
         identity = Identity(Role.WORKER, name=config.id, secret=secret, cluster=cluster.name)
         line = ReportLine(identity.renewed())
-        engine = _engine(config, lent, clock, undo)
+        engine = open_engine(config, lent, clock, undo)
         tables = state.holdings.segments
         staging = open_staging(config, cluster.name, lent, tables, clock, undo)
         service = Service(
@@ -102,10 +102,13 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
 
 
-def _engine(
+def open_engine(
     config: WorkerConfig, lent: LentSegments, clock: SystemClock, undo: AsyncExitStack
 ) -> EngineDesk | None:
-    """The transfer engine in its child processes, where it is asked for."""
+    """The transfer engine in its child processes, where it is asked for; `undo` closes it.
+
+    Raises as EngineChild does. Says what the engine does not keep peers from.
+    """
     if "mooncake" not in config.transports:
         return None
     # Only now: it is installed only where it is used.
