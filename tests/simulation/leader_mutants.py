@@ -14,7 +14,6 @@ from master import membership as master_membership
 from master.core import Core
 from master.leadership import CampaignEnded, Leadership, LeadershipEvent, RenewEnded
 from master.restored_chunks import Restored
-from tests.simulation import worker_links
 from tests.simulation.sim_metadata import EtcdClient
 from workers.membership import Membership
 
@@ -103,4 +102,3 @@ def workers_go_back(patch: Patch) -> None:
         return accepted(self, reply, call, now)  # type: ignore[arg-type]  # passed through
 
     patch.setattr(Membership, "_accepted", accepted_anyway)
-    patch.setattr(worker_links, "is_of_the_past", lambda shown, epoch: False)

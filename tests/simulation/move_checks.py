@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvstore.record import RecordState
+from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested
 from tests.simulation import master_view
@@ -101,7 +102,7 @@ class MoveChecks:
         if before is None or (not is_new and before.version != now.version):
             return
         gone = sum(_gone(core) for core in cores) - before.gone
-        missing = [key for key in before.pages - now.pages if self._must_stay(key)]
+        missing = [key for key in before.pages - now.pages if self._must_stay(key, is_new)]
         if len(missing) > gone:
             keys = [key[:4].hex() for key in missing]
             self._checks.fail("I13", f"{keys} have left, {gone} are counted")
@@ -115,11 +116,20 @@ class MoveChecks:
         live = {segment.id for segment in master_view.live_segments(master)}
         return all(live.issuperset(worker.memories) for worker in workers)
 
-    def _must_stay(self, key: bytes) -> bool:
-        """Whether nobody has tried to remove it, and no fault has spoilt it."""
-        past, memories = self._checks.history.pages[key], self._checks.memories
-        is_rotten = any(each.offset in memories[each.segment].damaged for each in past.sealed)
-        return past.remove_began_s == float("-inf") and not is_rotten
+    def _must_stay(self, key: bytes, is_new: bool) -> bool:
+        """Whether nobody has tried to remove it, and no fault has spoilt it.
+
+        What a disk has lost while nobody led is counted by nobody.
+        """
+        past = self._checks.history.pages[key]
+        if past.remove_began_s != float("-inf"):
+            return False
+        fails = bool(self._checks.options.disk_faults) and is_new
+        for place in past.sealed:
+            memory = self._checks.memories[place.segment]
+            if place.offset in memory.damaged or (fails and memory.tier is Tier.NVME):
+                return False
+        return True
 
     def _present(self, master: SimMaster) -> Present:
         core = master_view.core_of(master)

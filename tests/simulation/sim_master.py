@@ -14,6 +14,7 @@ from kvstore.coordination.metadata_store import Candidate, Leader, Term
 from kvstore.errors import KVStoreError, NotLeader, StaleEpoch
 from kvstore.rpc.failure import failure_of
 from kvstore.wire.messages.base import Message
+from master.events import Tick
 from master.leadership import (
     BeginTerm,
     Campaign,
@@ -67,7 +68,7 @@ class SimMaster:
         self.term: SimTerm | None = None
         self._leadership = Leadership()
         self._restored: list[Entry] = []
-        self._peers: dict[Endpoint, Greeting] = {}
+        self._peers: list[Endpoint] = []
         self._alarm_at_s = math.inf
 
     @property
@@ -172,14 +173,21 @@ class SimMaster:
         restored, self._restored = self._restored, []
         self.term = SimTerm(self, epoch, restored, until_s)
         self.checks.begins_term(self)
-        self.term.begin(self._peers)
+        self._turn_out()
+        self.term.feed(Tick())
 
     def _end(self, epoch: Epoch) -> None:
         self.world.note(f"{self.name} ends epoch {epoch}")
         term, self.term = self.term, None
         if term is not None:
             term.end()
-            self._peers.clear()
+        self._turn_out()
+
+    def _turn_out(self) -> None:
+        """Whoever met a standby, or a leader that is one no more, comes again."""
+        peers, self._peers = self._peers, []
+        for endpoint in peers:
+            endpoint.close()
 
     # --- connections --------------------------------------------------------------------------
 
@@ -190,13 +198,14 @@ class SimMaster:
         channel.attach(self.name, endpoint.receive, endpoint.ended)
         endpoint.use(channel)
         channel.welcome = self.epoch
-        self._peers[endpoint] = greeting
+        self._peers.append(endpoint)
         if self.term is not None:
             self.term.opened(endpoint, greeting)
         return True
 
     def _closed(self, endpoint: Endpoint) -> None:
-        self._peers.pop(endpoint, None)
+        if endpoint in self._peers:
+            self._peers.remove(endpoint)
         if self.term is not None:
             self.term.closed(endpoint)
 
@@ -206,5 +215,6 @@ class SimMaster:
             self.term.serve(endpoint, number, message)
         else:
             leader = self._leadership.leader
-            where = () if leader is None else leader.where
+            # It may be an earlier life of this master that is still in the books.
+            where = () if leader is None or leader.name == self.name else leader.where
             endpoint.answer(number, failure_of(NotLeader(where)))

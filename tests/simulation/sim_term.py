@@ -65,7 +65,10 @@ class SimTerm:
         self._sessions: dict[SessionId, Endpoint] = {}
         self._ids: dict[Endpoint, SessionId] = {}
         self._asked: dict[tuple[SessionId, int], Message] = {}
-        self._writing: deque[Persist] = deque()
+        self._first: deque[Persist] = deque()
+        self._behind: deque[Persist] = deque()
+        """What is written when nothing else waits."""
+        self._is_writing = False
         self._last_session = 0
         self._alarm_at_s = math.inf
 
@@ -74,12 +77,6 @@ class SimTerm:
         """When the lease that it leads under may end."""
         return self.core.core.leads_until_s
 
-    def begin(self, peers: dict[Endpoint, Greeting]) -> None:
-        """Serve those who are connected already."""
-        self.feed(Tick())
-        for endpoint, greeting in list(peers.items()):
-            self.opened(endpoint, greeting)
-
     def prolong(self, until_s: float) -> None:
         """The lease was renewed."""
         if self._world.now >= self.until_s:
@@ -87,10 +84,8 @@ class SimTerm:
         self.feed(Prolonged(until_s))
 
     def end(self) -> None:
-        """Nothing of this term may happen any more."""
+        """Nothing of this term may happen any more; its connections end with it."""
         self.is_over = True
-        for endpoint in list(self._ids):
-            endpoint.close()
 
     # --- the core ---------------------------------------------------------------------------
 
@@ -138,9 +133,8 @@ class SimTerm:
             case Command(command, session, message):
                 self._command(command, session, message)
             case Persist():
-                self._writing.append(action)
-                if len(self._writing) == 1:
-                    self._write(RETRY_MIN_S)
+                (self._behind if action.behind else self._first).append(action)
+                self._write_next()
             case CloseSession(session):
                 endpoint = self._sessions.get(session)
                 if endpoint is not None:
@@ -184,27 +178,28 @@ class SimTerm:
 
     # --- durable writes ---------------------------------------------------------------------
 
-    def _write(self, retry_s: float) -> None:
-        """Write the oldest action, again and again until it is durable or the term is over."""
-        action = self._writing[0]
+    def _write_next(self) -> None:
+        waiting = self._first or self._behind
+        if waiting and not self._is_writing:
+            self._is_writing = True
+            self._write(waiting.popleft(), RETRY_MIN_S)
+
+    def _write(self, action: Persist, retry_s: float) -> None:
+        """Again and again until it is durable or the term is over."""
 
         def ended(error: KVStoreError | None) -> None:
             if self.is_over:
                 return
             if error is None:
-                self._written()
+                self._is_writing = False
+                self._write_next()
+                self.feed(Persisted(action.ticket))
             elif isinstance(error, StaleEpoch):
                 self._master.deposed(self.epoch)
             else:
                 self._world.note(f"{self._master.name} is not durable: {error.code}")
-                again = partial(self._write, min(2 * retry_s, RETRY_MAX_S))
+                again = partial(self._write, action, min(2 * retry_s, RETRY_MAX_S))
                 self._world.after_on(self._master.name, retry_s, again)
 
         if not self.is_over:
             self._master.store.write(action.puts, action.deletes, ended)
-
-    def _written(self) -> None:
-        action = self._writing.popleft()
-        if self._writing:
-            self._write(RETRY_MIN_S)
-        self.feed(Persisted(action.ticket))

@@ -181,6 +181,8 @@ class SimWorker:
             self._alarm_at_s = math.inf
             self._look_at_disks()
             self.feed(events.Tick())
+            if self.core is not None and self.core.is_fenced(self.world.now):
+                self.links.look_elsewhere()
 
     def _look_at_disks(self) -> None:
         """As workers.disk_watch: the leader hears of each change."""

@@ -15,8 +15,10 @@ from kvstore.record import RecordState
 from kvstore.wire.messages.membership import FreeExtents, InventoryRows
 from kvstore.wire.messages.puts import Ingest, Sealed
 from kvstore.wire.messages.transfers import Staged
+from master.chunk_values import PREFIX
 from tests.simulation import master_view
 from tests.simulation.pages import HALVES, SMALL, WHOLE, WIDE
+from tests.simulation.sim_metadata import SimDisk
 from workers.tiers.guarded_file import ServiceState
 
 if TYPE_CHECKING:
@@ -95,6 +97,14 @@ def moving(scene: Scene, chain: PageChain) -> None:
     scene.release()
     scene.run_until(lambda: bool(disk_of(scene).all_records()))
     assert not sealed(scene, "nvme")
+
+
+def forget_rows(scene: Scene) -> None:
+    """Nothing is stored of what chunks hold, so that a new master has to ask for it."""
+    store = scene.simulation.masters["master0"].store
+    assert isinstance(store, SimDisk)
+    for key in [key for key in store.entries if key.startswith(PREFIX)]:
+        del store.entries[key]
 
 
 def restart_worker(scene: Scene) -> None:
@@ -274,7 +284,9 @@ def test_an_inventory_that_cannot_be_read_does_not_hide_what_lies_there(tiers: S
     chain = demoted(tiers)
     pushed_out(tiers, chain)
     tiers.hold(InventoryRows)
-    tiers.replace_master()
+    tiers.simulation.crash("master0")
+    forget_rows(tiers)
+    tiers.simulation.restart("master0")
     disk_of(tiers).fail_reads()
     tiers.run(3.0)
     tiers.release()

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import DeadlineExceeded, StaleEpoch, Unavailable
+from kvstore.errors import DeadlineExceeded, NotLeader, StaleEpoch, Unavailable
 from kvstore.rpc.failure import error_of
-from kvstore.rpc.search import Search
+from kvstore.rpc.search import SILENT_PATIENCE_S, Search
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import Heartbeat, WorkerAccepted
@@ -57,8 +57,7 @@ class WorkerLinks:
         self._search = Search(addresses, worker.world.random)
         self._address = ""
         """Of the master that the control link goes to, or went to last."""
-        self._refusal: KVStoreError | None = None
-        """The last that it refused, which may name the leader."""
+        self._is_looking = False
 
     # --- the control link ---------------------------------------------------------------------
 
@@ -72,17 +71,12 @@ class WorkerLinks:
                 self._dial_later(DeadlineExceeded("it does not greet"))
                 return
             link.use(channel)
-            assert self._worker.core is not None
-            if is_of_the_past(channel.welcome, self._worker.core.epoch):
-                link.close()
-                self._dial_later(StaleEpoch(f"epoch {channel.welcome}"))
-                return
             self._search.greeted(address)
             self._control = link
             self._worker.feed(events.LinkOpened())
 
         timeout_s = self._search.patience_s(address, HANDSHAKE_TIMEOUT_S)
-        self._dial(link, connected, timeout_s, is_stream=True)
+        self._dial(address, link, connected, timeout_s, is_stream=True)
 
     def _endpoint(self, ended: Callable[[Endpoint], None]) -> Endpoint:
         worker = self._worker
@@ -90,6 +84,7 @@ class WorkerLinks:
 
     def _dial(
         self,
+        address: str,
         link: Endpoint,
         connected: Callable[[Channel | None], None],
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
@@ -97,7 +92,7 @@ class WorkerLinks:
         is_stream: bool = False,
     ) -> None:
         worker = self._worker
-        master = worker.masters[name_of(self._address)]
+        master = worker.masters[name_of(address)]
         life = worker.world.nodes[worker.name].life
         token = f"{worker.name}/{life}".encode().ljust(16, b".")
         greeting = Greeting("worker", worker.name, token)
@@ -119,16 +114,43 @@ class WorkerLinks:
             self._worker.feed(events.LinkClosed())
             self._dial_later(Unavailable("the connection broke"))
 
-    def close(self) -> None:
-        """End the control link, as the core asked; the core hears of it in a step of its own."""
+    def look_elsewhere(self) -> None:
+        """See, beside a connection that keeps silent, whether another master leads by now."""
+        if self._control is None or self._is_looking or not self._search.has_others:
+            return
+        self._is_looking = True
+        self._look(self._search.others(self._address))
+
+    def _look(self, addresses: list[str]) -> None:
+        present = self._control
+        if not addresses or present is None:
+            self._is_looking = False
+            return
+        link = self._endpoint(lambda _: None)
+
+        def connected(channel: Channel | None) -> None:
+            assert self._worker.core is not None
+            if channel is not None:
+                link.use(channel)
+                link.close()
+            if channel is not None and channel.welcome > self._worker.core.epoch:
+                self._is_looking = False
+                if self._control is present:
+                    self.close(NotLeader((addresses[0],)))
+            else:
+                self._look(addresses[1:])
+
+        self._dial(addresses[0], link, connected, SILENT_PATIENCE_S)
+
+    def close(self, why: KVStoreError | None = None) -> None:
+        """End the control link; the core hears of it in a step of its own."""
         link, self._control = self._control, None
         if link is not None:
             link.close()
             self._drop_reports()
             world, name = self._worker.world, self._worker.name
             world.after_on(name, 0.0, lambda: self._worker.feed(events.LinkClosed()))
-            self._dial_later(self._refusal or Unavailable("it is not the one"))
-            self._refusal = None
+            self._dial_later(why or Unavailable("the connection broke"))
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -144,8 +166,11 @@ class WorkerLinks:
 
     def _answered(self, number: int, reply: object | None) -> None:
         assert reply is None or isinstance(reply, Message), reply
-        if isinstance(reply, Failure):
-            self._refusal = error_of(reply)
+        error = error_of(reply) if isinstance(reply, Failure) else None
+        if isinstance(error, StaleEpoch):
+            self.close(error)
+        if isinstance(error, StaleEpoch | Unavailable):
+            reply = None
         elif isinstance(reply, WorkerAccepted):
             self._search.succeeded()
         self._worker.feed(events.MasterAnswered(number, reply))
@@ -180,7 +205,7 @@ class WorkerLinks:
                 else:
                     self._send_report(number, message)
 
-        self._dial(line, connected)
+        self._dial(self._address, line, connected)
 
     def _send_report(self, number: int, message: Message) -> None:
         assert self._reports is not None
@@ -190,8 +215,3 @@ class WorkerLinks:
         line, self._reports = self._reports, None
         if line is not None:
             line.close()
-
-
-def is_of_the_past(shown: int, epoch: int) -> bool:
-    """Whether a master that shows an epoch cannot lead, as a worker of this epoch knows."""
-    return shown < epoch
