@@ -42,7 +42,7 @@ class MetadataDisk:
         self.refusals: list[KVStoreError] = []
         """Each is raised once, by the next writes, in order."""
         self.is_full = False
-        """Every write that puts something is refused."""
+        """Every write is refused, and with leases every election, too."""
         self._now = now
         self._leader: Leader | None = None
         self._ends_at_s = -inf
@@ -96,6 +96,8 @@ class FakeMetadataStore:
         await self._reach_opened()
         if self._disk.lease_s < inf and (leader := self._disk.leader) is not None:
             return leader
+        if self._disk.lease_s < inf and self._disk.is_full:
+            raise Unavailable("the disk is full")
         self._epoch = self._disk.elect(candidate).epoch
         return Term(self._epoch, self._disk.lease_s)
 
@@ -119,7 +121,7 @@ class FakeMetadataStore:
         await self._reach_opened()
         if self._disk.refusals:
             raise self._disk.refusals.pop(0)
-        if self._disk.is_full and puts:
+        if self._disk.is_full:
             raise OutOfSpace("the disk is full")
         self._require_term()
         for key in deletes:

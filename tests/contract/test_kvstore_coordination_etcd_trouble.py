@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import grpc
 import msgspec
 import pytest
 
@@ -251,6 +252,20 @@ def test_nobody_at_the_address_is_said_at_once(three: EtcdServers) -> None:
 
     with_store(EtcdConfig((gone,)), fail)
     with_store(EtcdConfig((gone, *endpoints(three))), use)
+
+
+def test_a_server_that_is_no_etcd_is_named() -> None:
+    async def life() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        store = EtcdStore(EtcdConfig((TcpAddress("127.0.0.1", port),)), "c")
+        with pytest.raises(ConfigError, match=f":{port}: .*: this is no etcd of version 3"):
+            await store.open()
+        await store.close()
+        await server.stop(None)
+
+    asyncio.run(life())
 
 
 @pytest.mark.slow
