@@ -115,16 +115,17 @@ class EtcdStore:
             request = rpc.TxnRequest(compare=[self._keys.is_absent("config")], success=puts)
             with _nobody_begins_where_it_is_full():
                 await self._calls.transact(request)
-        self._check(config.value)
+        self._check(config)
         self._next_epoch(epoch)
 
     async def campaign(self, candidate: Candidate) -> Term | Leader:
         """As the port says. An election that somebody else's interferes with is Unavailable."""
         self._end_term()
         with _nobody_can_tell(), _nobody_begins_where_it_is_full():
-            leader, epoch = await self._look("leader", "epoch")
+            leader, epoch, config = await self._look("leader", "epoch", "config")
             if leader is not None:
                 return self._leader(leader)
+            self._check(config)  # a newer master may have led meanwhile
             return await self._stand(candidate, epoch)
 
     async def renew(self) -> None:
@@ -269,7 +270,10 @@ class EtcdStore:
         if leader is None:
             raise self._over(reign, "nobody leads")
         if leader.create_revision != reign.created:
-            raise self._over(reign, f"{self._leader(leader).name} leads")
+            name = "somebody"
+            with suppress(ConfigError):
+                name = self._leader(leader).name
+            raise self._over(reign, f"{name} leads")
         return leader
 
     def _over(self, reign: _Reign, why: str) -> StaleEpoch:
@@ -286,11 +290,13 @@ class EtcdStore:
             self._upkeep = None
         return reign
 
-    def _check(self, value: bytes) -> None:
+    def _check(self, config: KeyValue | None) -> None:
         """Whether what lies here is ours to use; ConfigError says what to do otherwise."""
         where = self._keys.name("config").decode()
+        if config is None:
+            raise ConfigError(f"etcd: {where} is gone; a master that is started writes it anew")
         try:
-            found = msgspec.json.decode(value, type=_Config)
+            found = msgspec.json.decode(config.value, type=_Config)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(f"etcd: {where} is not kvharbor's: {error}") from error
         if found.layout != LAYOUT:

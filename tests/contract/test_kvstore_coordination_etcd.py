@@ -54,6 +54,22 @@ def test_the_layout_is_said_and_a_newer_one_is_refused(place: EtcdPlace) -> None
     assert "says layout 2, this master knows 1" in refused(place)
 
 
+def test_a_standby_does_not_follow_a_master_of_a_newer_layout(place: EtcdPlace) -> None:
+    async def use(store: EtcdStore) -> None:
+        await store.resign()
+        said = place.get("config")
+        place.put("config", said.replace('"layout":1', '"layout":2'))
+        with pytest.raises(Unavailable, match="says layout 2, this master knows 1"):
+            await store.campaign(A)
+        place.delete("config")
+        with pytest.raises(Unavailable, match="/config is gone; a master that is started"):
+            await store.campaign(A)
+        place.put("config", said)
+        assert isinstance(await store.campaign(A), Term)
+
+    leading(place, use)
+
+
 def test_a_config_of_somebody_else_is_refused(place: EtcdPlace) -> None:
     place.put("config", "port: 80")
     assert f"/kvharbor/{place.cluster}/config is not kvharbor's" in refused(place)

@@ -144,6 +144,16 @@ def test_a_renewal_after_the_lease_has_ended_says_so(place: EtcdPlace) -> None:
     leading(place, use)
 
 
+def test_a_term_is_over_whoever_took_its_key(place: EtcdPlace) -> None:
+    async def use(store: EtcdStore) -> None:
+        place.delete("leader")
+        place.put("leader", "me")
+        with pytest.raises(StaleEpoch, match="epoch 1 is over: somebody leads"):
+            await store.renew()
+
+    leading(place, use)
+
+
 def test_a_renewal_notices_that_its_key_was_taken_away(place: EtcdPlace) -> None:
     async def use(store: EtcdStore) -> None:
         place.delete("leader")
