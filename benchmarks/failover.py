@@ -1,0 +1,413 @@
+"""How long is a pool away when its leader dies, and what does that cost, beside Mooncake Store?
+
+Real masters, a real worker and a real etcd of three members, all on this machine. The leader is
+killed again and again; each time clients that were connected to it ask at once, and the clock stops
+at the first lookup that is answered with a lease, and at the first page that is stored. Then the
+leader hands over, a member of etcd that leads is stopped, the worker is killed; and what is written
+to etcd for a thousand pages. The peer's master is killed and started again at once, and so is one
+of ours that has no other beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.harness import KIB, MIB, Report, arguments
+from benchmarks.peers import mooncake_store
+from benchmarks.peers.mooncake_store import MooncakeStore
+from kvstore import KVStore, Miss, Stored
+from kvstore.errors import Unavailable
+from tests.cluster.pages import PAGE_TOKENS, Pages, content
+from tests.cluster.rig import Rig, Shape
+from tests.cluster.servers import until
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from typing import Self
+
+    from kvstore import PageChain
+
+PAGE_BYTES: Final = 4 * KIB
+CHAIN_PAGES: Final = 256
+PAGES: Final = 10 * 1024
+SPARE: Final = 1.2
+"""Memory of the worker over what is put into it, so that nothing is evicted."""
+WAIT_S: Final = 60.0
+PHASE_S: Final = 0.5
+"""A kill comes at a random moment of so long: the leader renews its lease that often."""
+IDLE_S: Final = 1.0
+STOPPED_S: Final = 4.0
+"""So long a member of etcd is stopped: twice what a leader's lease lasts."""
+SETTLED_S: Final = 0.5
+SEED: Final = 5
+PEER_SEGMENT: Final = 256 * MIB
+PEER_PAGE_BYTES: Final = 64 * KIB
+PEER_BATCH: Final = 64
+PEER_BATCHES: Final = 4
+
+
+def main() -> int:
+    """Run it."""
+    options = arguments(__doc__ or "", _options)
+    report = Report("When a leader dies, beside Mooncake Store", options)
+    sizes = [PAGES] if options.quick else [PAGES, 100_000, 1_000_000]
+    kills, few = (3, 1) if options.quick else (options.kills, 5)
+    report.parameters(
+        peer=f"Mooncake Store {mooncake_store.version()}",
+        kills=kills,
+        page=PAGE_BYTES,
+        pages=", ".join(map(str, sizes)),
+        etcd_members=3,
+    )
+    with Metered(sizes[0]) as pool:
+        _kills(report, pool, kills)
+        _losses(report, pool, few)
+        takeovers = [_takeover(pool)]
+    for pages in sizes[1:]:
+        with Metered(pages) as pool:
+            takeovers.append(_takeover(pool))
+    report.table("Takeovers by a leader that hands over, and what etcd was told", takeovers)
+    report.at_most(f"takeover/{sizes[-1]}_s", float(takeovers[-1]["all found s"]), 5.0)
+    report.reported(f"etcd/bytes_a_page/{sizes[-1]}", float(takeovers[-1]["etcd bytes/page"]))
+    _restarts(report, few)
+    return report.finish()
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kills", type=int, default=20, help="of the leader (3 if --quick)")
+
+
+class NotStored(RuntimeError):
+    """A page was refused."""
+
+
+class Pool:
+    """A rig, two clients of it, and the chains that were put: a context manager."""
+
+    def __init__(self, pages: int, masters: int = 2, members: int = 3) -> None:
+        """Prepare it for so many pages; without members of etcd metadata are in SQLite."""
+        self.pages = pages
+        self._undo = ExitStack()
+        folder = Path(tempfile.mkdtemp(prefix="kvharbor-bench-"))
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        dram = max(64 * MIB, int(pages * PAGE_BYTES * SPARE) // MIB * MIB)
+        shape = Shape(masters=masters, workers=1, members=members, dram=str(dram))
+        self.rig = Rig(folder / "pool", shape)
+        self.chains: list[PageChain] = []
+        self._serial = 0
+
+    def __enter__(self) -> Self:
+        """Start and fill it."""
+        with self._undo:
+            self._undo.enter_context(self.rig)
+            self._threads = self._undo.enter_context(ThreadPoolExecutor(2))
+            self._reader, self._writer = (
+                self._undo.enter_context(KVStore.connect(self.rig.addresses, timeout_s=WAIT_S))
+                for _ in range(2)
+            )
+            self._opened = self._reader.open(content("failover", PAGE_BYTES), Pages.layout())
+            self._source = self._writer.buffer(CHAIN_PAGES * PAGE_BYTES)
+            self._source.view[:] = os.urandom(len(self._source.view))
+            self._fill()
+            self._undo = self._undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _fill(self) -> None:
+        while (left := self.pages - sum(map(len, self.chains))) > 0:
+            self.chains.append(self._put(min(CHAIN_PAGES, left)))
+
+    def _put(self, pages: int) -> PageChain:
+        """Put pages that nobody has put."""
+        self._serial += 1
+        chain = self._opened.chain([self._serial, *range(pages * PAGE_TOKENS - 1)])
+        offsets = range(0, pages * PAGE_BYTES, PAGE_BYTES)
+        outcomes = self._writer.put(self._opened, chain, self._source, offsets)
+        if outcomes != [Stored()] * pages:
+            raise NotStored(str(outcomes[0]))
+        return chain
+
+    def found(self) -> int:
+        """How many of the pages are found now."""
+        return sum(
+            self._reader.match_prefix(self._opened, chain, lease=False).pages
+            for chain in self.chains
+        )
+
+    def ask(self) -> tuple[float, float]:
+        """Seconds until a lookup is answered with a lease, and until a page is stored."""
+        began_s = time.monotonic()
+
+        def after(work: Callable[[], bool]) -> float:
+            while not work():
+                pass
+            return time.monotonic() - began_s
+
+        looking = self._threads.submit(after, self._is_leased)
+        putting = self._threads.submit(after, self._is_stored)
+        return looking.result(), putting.result()
+
+    def _is_leased(self) -> bool:
+        return bool(self._reader.match_prefix(self._opened, self.chains[0]).leased_until_s)
+
+    def _is_stored(self) -> bool:
+        try:
+            self._put(1)
+        except (NotStored, Unavailable):
+            return False
+        return True
+
+    def watch(self, seconds: float) -> tuple[float, float]:
+        """The longest time without a lookup that grants a lease, and without a put, in so long."""
+        ends_s = time.monotonic() + seconds
+
+        def gap(work: Callable[[], bool]) -> float:
+            longest_s, last_s = 0.0, time.monotonic()
+            while last_s < ends_s:
+                if work():
+                    now_s = time.monotonic()
+                    longest_s, last_s = max(longest_s, now_s - last_s), now_s
+            return longest_s
+
+        looking = self._threads.submit(gap, self._is_leased)
+        putting = self._threads.submit(gap, self._is_stored)
+        return looking.result(), putting.result()
+
+    def await_whole(self) -> float:
+        """Seconds until all pages are found."""
+        return until("all pages are found", lambda: self.found() == self.pages, WAIT_S)
+
+    def read_seconds(self) -> tuple[float, int]:
+        """How long a copying read of one chain over tcp takes, and how many pages it misses."""
+        into = bytearray(CHAIN_PAGES * PAGE_BYTES)
+        offsets = range(0, len(into), PAGE_BYTES)
+        began_s = time.monotonic()
+        outcomes = self._streaming.read(self._located, into, offsets)
+        return time.monotonic() - began_s, sum(isinstance(each, Miss) for each in outcomes)
+
+    def prepare_read(self) -> None:
+        """Look a chain up and connect to its worker by tcp."""
+        self._streaming = self._undo.enter_context(
+            KVStore.connect(self.rig.addresses, transports=("tcp",), timeout_s=WAIT_S)
+        )
+        self._located = self._streaming.match_prefix(self._opened, self.chains[0])
+        assert self.read_seconds()[1] == 0
+
+
+class Metered(Pool):
+    """A pool that notes what filling it told etcd."""
+
+    def _fill(self) -> None:
+        idle = EtcdCounts.of(self.rig)
+        time.sleep(IDLE_S)
+        before = EtcdCounts.of(self.rig)
+        super()._fill()
+        self.fill_s = time.monotonic() - before.at_s
+        last = EtcdCounts.of(self.rig)
+        while True:
+            time.sleep(SETTLED_S)
+            after = EtcdCounts.of(self.rig)
+            if after.revision == last.revision:
+                break
+            last = after
+        self.stored_s = last.at_s - before.at_s
+        rate = (before.nbytes - idle.nbytes) / (before.at_s - idle.at_s)
+        self.etcd_writes = after.revision - before.revision
+        self.etcd_bytes = after.nbytes - before.nbytes - rate * (after.at_s - before.at_s)
+
+
+@dataclass(frozen=True)
+class EtcdCounts:
+    """What etcd has been told, by all its members."""
+
+    at_s: float
+    revision: int
+    """Rises with every transaction that writes."""
+    nbytes: int
+    """Of all requests."""
+
+    @classmethod
+    def of(cls, rig: Rig) -> Self:
+        """Now."""
+        nbytes = 0
+        for member in rig.etcd.members:
+            with urllib.request.urlopen(f"http://{member.address}/metrics") as answer:
+                for line in answer.read().decode().splitlines():
+                    if line.startswith("etcd_network_client_grpc_received_bytes_total "):
+                        nbytes += int(float(line.split()[1]))
+        header = rig.etcd.members[0].ask("kv/range", key="AA==")["header"]
+        return cls(time.monotonic(), int(header["revision"]), nbytes)
+
+
+@dataclass
+class Times:
+    """What repeated losses of one kind cost."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def row(self, what: str) -> dict[str, str | int | float]:
+        """For a table."""
+        ordered = sorted(self.seconds)
+        return {
+            "what": what,
+            "times": len(ordered),
+            "p50 s": median(ordered),
+            "p99 s": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+            "max s": ordered[-1],
+        }
+
+
+def _kills(report: Report, pool: Pool, kills: int) -> None:
+    """kill -9 of the leader, with another master standing by."""
+    draw = random.Random(SEED)
+    lookups, puts, whole = Times(), Times(), Times()
+    lost = 0
+    for _ in range(kills):
+        rig = pool.rig
+        master = rig.masters[rig.leader()]
+        time.sleep(draw.uniform(0, PHASE_S))
+        master.kill()
+        began_s = time.monotonic()
+        lookup_s, put_s = pool.ask()
+        lookups.seconds.append(lookup_s)
+        puts.seconds.append(put_s)
+        pool.await_whole()
+        whole.seconds.append(time.monotonic() - began_s)
+        lost = max(lost, pool.pages - pool.found())
+        master.start()
+    rows = [lookups.row("first lookup"), puts.row("first put"), whole.row("every page found")]
+    report.table(f"kill -9 of the leader, {pool.pages} pages", rows)
+    worst = max(*lookups.seconds, *puts.seconds)
+    report.at_most("kill/lookup_or_put_max_s", worst, 3.5)
+    report.at_most("kill/lookup_p50_s", median(lookups.seconds), 2.8)
+    report.at_most("kill/put_p50_s", median(puts.seconds), 2.8)
+    report.at_most("kill/pages_lost", lost, 0)
+
+
+def _losses(report: Report, pool: Pool, rounds: int) -> None:
+    """The leading member of etcd is stopped; the worker is killed."""
+    rig = pool.rig
+    lookups, puts, gone, met = Times(), Times(), Times(), Times()
+    for _ in range(rounds):
+        member = rig.etcd.leader()
+        member.freeze()
+        lookup_s, put_s = pool.watch(STOPPED_S)
+        lookups.seconds.append(lookup_s)
+        puts.seconds.append(put_s)
+        member.thaw()
+    for _ in range(rounds):
+        pool.prepare_read()
+        rig.workers[0].kill()
+        read_s, misses = pool.read_seconds()
+        assert misses, "a dead worker's pages were read over tcp"
+        met.seconds.append(read_s)
+        gone.seconds.append(until("its pages are gone", lambda: pool.found() == 0))
+        rig.workers[0].start()
+        pool.await_whole()
+    rows = [
+        lookups.row("etcd's leader stopped: without a leased lookup"),
+        puts.row("etcd's leader stopped: without a put"),
+        met.row("worker killed: a read of its pages is a miss"),
+        gone.row("worker killed: no lookup finds them"),
+    ]
+    report.table("Other losses", rows)
+    report.at_most("etcd_leader_stopped/max_s", max(*lookups.seconds, *puts.seconds), 10.0)
+    report.at_most("worker_killed/read_is_a_miss_s", max(met.seconds), 0.2)
+    report.at_most("worker_killed/pages_gone_s", max(gone.seconds), 3.0)
+
+
+def _takeover(pool: Metered) -> dict[str, str | int | float]:
+    """The leader hands over: no lease has to end first, so what is left is the takeover."""
+    rig = pool.rig
+    master = rig.masters[rig.leader()]
+    master.terminate()
+    began_s = time.monotonic()
+    lookup_s, put_s = pool.ask()
+    pool.await_whole()
+    whole_s = time.monotonic() - began_s
+    master.wait()
+    thousands = pool.pages / 1000
+    return {
+        "pages": pool.pages,
+        "first lookup s": lookup_s,
+        "first put s": put_s,
+        "all found s": whole_s,
+        "put in s": pool.fill_s,
+        "in etcd after s": pool.stored_s,
+        "etcd writes/1000 pages": pool.etcd_writes / thousands,
+        "etcd bytes/page": pool.etcd_bytes / pool.pages,
+    }
+
+
+def _restarts(report: Report, rounds: int) -> None:
+    """A master without another beside it is killed and started again at once: ours, and theirs."""
+    rows: list[dict[str, str | int | float]] = []
+    ours = _our_restarts(rounds)
+    theirs, share = _their_restarts(rounds)
+    for who, (lookups, puts), kept in (("kvharbor", ours, 1.0), ("mooncake store", theirs, share)):
+        for what, times in (("first lookup", lookups), ("first put", puts)):
+            rows.append({"who": who, "keys kept": kept, **times.row(what)})
+    report.table("A single master, killed and started again at once", rows)
+    for what, our, their in zip(("lookup", "put"), ours, theirs, strict=True):
+        value = median(our.seconds) / median(their.seconds)
+        report.reported(f"restart/{what}/mooncake", value)
+    report.reported("restart/keys_lost_by_mooncake", 1 - share)
+
+
+def _our_restarts(rounds: int) -> tuple[Times, Times]:
+    lookups, puts = Times(), Times()
+    with Pool(PEER_BATCH * PEER_BATCHES, masters=1, members=0) as pool:
+        (master,) = pool.rig.masters
+        for _ in range(rounds):
+            master.kill()
+            began_s = time.monotonic()
+            master.launch()
+            launched_s = time.monotonic() - began_s
+            lookup_s, put_s = pool.ask()
+            lookups.seconds.append(launched_s + lookup_s)
+            puts.seconds.append(launched_s + put_s)
+            pool.await_whole()
+    return lookups, puts
+
+
+def _their_restarts(rounds: int) -> tuple[tuple[Times, Times], float]:
+    """Times, and the share of the keys that was still there afterwards."""
+    lookups, puts = Times(), Times()
+    kept = 0
+    with MooncakeStore(PEER_SEGMENT, pools=(True,)) as peer:
+        asked = peer.requesters[True]
+        for turn in range(rounds):
+            label = f"kept/{turn}"
+            for batch in range(PEER_BATCHES):
+                stored = asked.tried(label, batch, PEER_PAGE_BYTES, PEER_BATCH)
+                assert stored == PEER_BATCH, stored
+            began_s = time.monotonic()
+            peer.restart_master()
+            while asked.found(label, 0, PEER_BATCH) < 0:
+                pass
+            lookups.seconds.append(time.monotonic() - began_s)
+            tries = 0
+            while not asked.tried(f"new/{turn}", tries, PEER_PAGE_BYTES, 1):
+                tries += 1
+            puts.seconds.append(time.monotonic() - began_s)
+            kept += sum(asked.found(label, each, PEER_BATCH) for each in range(PEER_BATCHES))
+    return (lookups, puts), kept / (rounds * PEER_BATCHES * PEER_BATCH)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
