@@ -18,6 +18,7 @@ from kvstore.segment import size_class_of
 from master.chunks import Occupants
 from master.holes import make_holes
 from master.packed import pack_words, split_keys, word, words
+from master.pool_time import Life
 from master.puts import fill, watch_incomplete
 from master.restored_chunks import life_of
 from master.run import Copy
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.directory import Stretch, Tree
     from master.namespaces import KnownNamespace
-    from master.pool_time import Life
     from master.restored_chunks import Lives
     from master.segments import Segment
 
@@ -108,8 +108,7 @@ def _adopt_chain(core: Core, segment: Segment, chain: _Chain) -> bool:
     core.counters["pages_adopted"] += row.count
     columns = pack_words(chain.offsets()), word(row.generation) * row.count, chain.checksums
     piece = Copy(row.part, segment, row.payload_bytes, *columns, absent=0)
-    life = core.pool_time.own(row.life)
-    _hang(core, known, row.parent, chain.keys, found, piece, life)
+    _hang(core, known, row.parent, chain.keys, found, piece, row.life)
     return True
 
 
@@ -245,8 +244,7 @@ def _adopt_group(core: Core, segment: Segment, group: list[Record], stored: Life
         pack_words(record.checksum for record in group),
         absent=0,
     )
-    life = None if stored is None else core.pool_time.own(stored)
-    _hang(core, known, first.parent, keys, known.tree.stretches(keys), piece, life)
+    _hang(core, known, first.parent, keys, known.tree.stretches(keys), piece, stored)
 
 
 def _hang(
@@ -256,18 +254,33 @@ def _hang(
     keys: bytes,
     found: list[Stretch],
     piece: Copy,
-    life: Life | None,
+    stored: Life | None,
 ) -> None:
     """Have a chain's pages in the tree, where `found` are already, and note where they lie."""
     tree = known.tree
-    new = core.new_life(core.page_ttl_s(known)) if life is None else life
-    make_holes(core, tree, parent, keys, found, new, NO_HINTS)
+    if stored is None:
+        life = core.new_life(core.page_ttl_s(known))
+    else:
+        life = _going_on(core, core.pool_time.own(stored))
+    make_holes(core, tree, parent, keys, found, life, NO_HINTS)
     segment, count = piece.segment, len(keys) // KEY_BYTES
     for run in fill(core, tree, keys, piece):
         # Leases of an earlier master or registration may run (I9).
         run.leased_until_s = max(run.leased_until_s, segment.free_not_before_s)
-        if life is not None:
+        if stored is not None:
             run.expires_s = max(run.expires_s, life.expires_s)
     if tree.parts > 1:
         timeout_s = core.tunables.put_timeout_s(known.namespace.page_bytes * count)
         watch_incomplete(core, tree, keys, timeout_s)
+
+
+def _going_on(core: Core, life: Life) -> Life:
+    """A life that the store knows of, as it is now.
+
+    If it seems to be over although the worker still has the page, the page has been used since its
+    value was written: uses alone are not written.
+    """
+    if life.expires_s > core.now:
+        return life
+    oldest_s = max(core.now, life.created_s + core.tunables.page_age_max_s)
+    return Life(life.ttl_s, life.created_s, min(core.now + life.ttl_s, oldest_s))

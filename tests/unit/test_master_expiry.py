@@ -145,6 +145,21 @@ def test_use_after_a_takeover_counts_and_so_does_age_before_it() -> None:
     assert space.probe(KEYS) == bytes(8)
 
 
+def test_pages_that_were_only_read_for_long_are_kept_by_a_takeover() -> None:
+    rig, space = pool()
+    space.put(KEYS, ttl_s=8.0)
+    space.put(chain(2, 1), ttl_s=8.0)
+    for _ in range(12):
+        rig.pass_time(4.0)
+        space.match(KEYS, lease=False)  # which nobody stores
+    rig.takeover(2)
+    rig.workers["w1"].join()
+    run = rig.master.core.tree(1).get(KEYS[:KEY_BYTES])
+    assert run is not None
+    assert run.expires_s == rig.now + 8.0
+    assert space.probe(KEYS + chain(2, 1)) == b"\1" * 8 + b"\0"
+
+
 def test_pages_of_which_nothing_is_stored_begin_anew_with_their_namespaces_ttl() -> None:
     rig, space = pool()
     live_for(rig, 20.0)
