@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 DISK_FAULTS: Final = ("writes fail", "reads fail", "loses power")
 ETCD_FAULTS: Final = ("ends leases", "changes its leader", "is full")
+RESIGNS: Final = 0.3
+"""Share of the masters that end which are asked to."""
+RESIGNING_S: Final = 0.05
 TURN_S: Final = 0.5
 """How often the coin is tossed for each kind of fault."""
 
@@ -66,9 +69,19 @@ class Faults:
             fault(self._random.choice(names))
 
     def _crash(self, name: str) -> None:
-        self._count("crash", name)
-        self._simulation.crash(name)
-        down_s = self._random.choice((0.05, 0.5, 1.0, 4.0))
+        master = self._simulation.masters.get(name)
+        if master is not None and self._random.random() < RESIGNS:
+            self._count("resign", name)
+            master.stop()
+            self._world.after(RESIGNING_S, lambda: self._kill(name))
+        else:
+            self._count("crash", name)
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        if self._world.is_up(name):
+            self._simulation.crash(name)
+        down_s = 0.0 if self._is_over else self._random.choice((0.05, 0.5, 1.0, 4.0))
         self._world.after(down_s, lambda: self._simulation.restart(name))
 
     def _pause(self, name: str) -> None:

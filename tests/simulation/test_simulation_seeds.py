@@ -17,6 +17,7 @@ SEEDS_PER_TEST: Final = 20
 
 REACHED: Final = {
     "fault crash master": 20,
+    "fault resign master": 20,
     "fault crash worker": 50,
     "fault crash client": 50,
     "fault pause master": 20,
