@@ -306,3 +306,16 @@ def test_the_half_of_an_overdue_run_that_waits_for_nothing_expires() -> None:
     rig.tick(0.5)
     assert tree.get(keys[96:]) is None
     assert plans.spans
+
+
+def test_what_a_put_wanted_before_its_segment_came_evicts_nothing() -> None:
+    rig = Rig()
+    space = rig.open_namespace()
+    assert space.begin(chain(1, 8), wait=True) is None  # nobody has any room
+    request = rig.last_request
+    rig.add_worker()
+    plans = rig.reply(rig.engine, request)
+    assert isinstance(plans, PutPlans)
+    space.report(space.write(plans, chain(1, 8)))
+    rig.settle()
+    assert space.probe(chain(1, 8)) == b"\1" * 8
