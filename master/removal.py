@@ -126,8 +126,8 @@ def remove(core: Core, caller: Caller, message: Remove) -> None:
     if index_of(message.keys, ROOT_PARENT) != NOT_THERE:
         raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
     rows_a_page = known.tree.parts + len(_unknown_holders(core))
-    if not core.tombstones.has_room(pages * rows_a_page):
-        raise OutOfSpace(f"{limits.TOMBSTONES_MAX} tombstones wait for absent workers")
+    if not core.tombstones.has_room(pages, pages * rows_a_page):
+        raise OutOfSpace(f"{len(core.tombstones)} tombstones wait for absent workers")
     removal = Removal(caller, known.ordinal, message.keys, bytearray(pages), followers=[])
     timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     core.removals.deadlines.place(removal, core.now + timeout_s)

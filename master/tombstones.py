@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
+from kvstore.coordination.metadata_store import VALUE_BYTES_MAX
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ PREFIX: Final = "tombstones/"
 EVERY_PAGE: Final = bytes(32)
 """Key of the row of a segment that was given up: ROOT_PARENT, which no put or remove may name."""
 _ROW: Final = struct.Struct("<32sQ")
+SEGMENT_ROWS_MAX: Final = VALUE_BYTES_MAX // _ROW.size // 2
+"""Of one segment, when another remove begins: a segment's rows are one value, and removes that
+have begun add to them."""
 
 
 class Tombstones:
@@ -41,9 +45,10 @@ class Tombstones:
     def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
         return ((s, key, max(row)) for s, rows in self._rows.items() for key, row in rows.items())
 
-    def has_room(self, rows: int) -> bool:
-        """Whether so many more rows stay within the bound (I7)."""
-        return len(self) + rows <= limits.TOMBSTONES_MAX
+    def has_room(self, pages: int, rows: int) -> bool:
+        """Whether so many more rows, each page's in as many segments, stay within bounds (I7)."""
+        fullest = max(map(len, self._rows.values()), default=0)
+        return len(self) + rows <= limits.TOMBSTONES_MAX and fullest + pages <= SEGMENT_ROWS_MAX
 
     def add(self, segment: str, key: bytes, generation: int) -> None:
         """This and lower generations of `key` are gone from `segment`."""

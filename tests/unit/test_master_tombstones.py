@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.coordination.metadata_store import VALUE_BYTES_MAX
 from kvstore.errors import ConfigError
-from master.tombstones import PREFIX, Tombstones
+from master.tombstones import PREFIX, SEGMENT_ROWS_MAX, Tombstones
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 
@@ -22,6 +23,17 @@ def test_a_row_covers_its_generation_and_lower_ones_in_its_segment_only() -> Non
     assert [tombstones.covers("s", KEY, g) for g in (1, 7, 8)] == [True, True, False]
     assert not tombstones.covers("other", KEY, 1)
     assert not tombstones.covers("s", OTHER, 1)
+
+
+def test_the_rows_of_a_segment_are_one_value_that_every_store_takes() -> None:
+    tombstones = Tombstones()
+    for number in range(SEGMENT_ROWS_MAX):
+        tombstones.add("s", number.to_bytes(32, "big"), 7)
+    assert tombstones.has_room(0, 1)
+    assert not tombstones.has_room(1, 1)
+    value = stored(tombstones)[PREFIX + "s"]
+    assert value is not None
+    assert 2 * len(value) <= VALUE_BYTES_MAX
 
 
 def test_a_row_stays_until_every_extent_is_free() -> None:
