@@ -10,48 +10,27 @@ of ours that has no other beside it.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import sys
-import tempfile
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.failover_pool import PAGE_BYTES, Metered, Pool
 from benchmarks.harness import KIB, MIB, Report, arguments
 from benchmarks.peers import mooncake_store
 from benchmarks.peers.mooncake_store import MooncakeStore
-from kvstore import KVStore, Miss, Stored
-from kvstore.errors import Unavailable
-from tests.cluster.pages import PAGE_TOKENS, Pages, content
-from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import until
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
-    from typing import Self
 
-    from kvstore import PageChain
-
-PAGE_BYTES: Final = 4 * KIB
-CHAIN_PAGES: Final = 256
 PAGES: Final = 10 * 1024
-SPARE: Final = 1.2
-"""Memory of the worker over what is put into it, so that nothing is evicted."""
-WAIT_S: Final = 60.0
 PHASE_S: Final = 0.5
 """A kill comes at a random moment of so long: the leader renews its lease that often."""
-IDLE_S: Final = 1.0
 STOPPED_S: Final = 4.0
 """So long a member of etcd is stopped: twice what a leader's lease lasts."""
-SETTLED_S: Final = 0.5
 SEED: Final = 5
 PEER_SEGMENT: Final = 256 * MIB
 PEER_PAGE_BYTES: Final = 64 * KIB
@@ -88,170 +67,6 @@ def main() -> int:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=20, help="of the leader (3 if --quick)")
-
-
-class NotStored(RuntimeError):
-    """A page was refused."""
-
-
-class Pool:
-    """A rig, two clients of it, and the chains that were put: a context manager."""
-
-    def __init__(self, pages: int, masters: int = 2, members: int = 3) -> None:
-        """Prepare it for so many pages; without members of etcd metadata are in SQLite."""
-        self.pages = pages
-        self._undo = ExitStack()
-        folder = Path(tempfile.mkdtemp(prefix="kvharbor-bench-"))
-        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        dram = max(64 * MIB, int(pages * PAGE_BYTES * SPARE) // MIB * MIB)
-        shape = Shape(masters=masters, workers=1, members=members, dram=str(dram))
-        self.rig = Rig(folder / "pool", shape)
-        self.chains: list[PageChain] = []
-        self._serial = 0
-
-    def __enter__(self) -> Self:
-        """Start and fill it."""
-        with self._undo:
-            self._undo.enter_context(self.rig)
-            self._threads = self._undo.enter_context(ThreadPoolExecutor(2))
-            self._reader, self._writer = (
-                self._undo.enter_context(KVStore.connect(self.rig.addresses, timeout_s=WAIT_S))
-                for _ in range(2)
-            )
-            self._opened = self._reader.open(content("failover", PAGE_BYTES), Pages.layout())
-            self._source = self._writer.buffer(CHAIN_PAGES * PAGE_BYTES)
-            self._source.view[:] = os.urandom(len(self._source.view))
-            self._fill()
-            self._undo = self._undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def _fill(self) -> None:
-        while (left := self.pages - sum(map(len, self.chains))) > 0:
-            self.chains.append(self._put(min(CHAIN_PAGES, left)))
-
-    def _put(self, pages: int) -> PageChain:
-        """Put pages that nobody has put."""
-        self._serial += 1
-        chain = self._opened.chain([self._serial, *range(pages * PAGE_TOKENS - 1)])
-        offsets = range(0, pages * PAGE_BYTES, PAGE_BYTES)
-        outcomes = self._writer.put(self._opened, chain, self._source, offsets)
-        if outcomes != [Stored()] * pages:
-            raise NotStored(str(outcomes[0]))
-        return chain
-
-    def found(self) -> int:
-        """How many of the pages are found now."""
-        return sum(
-            self._reader.match_prefix(self._opened, chain, lease=False).pages
-            for chain in self.chains
-        )
-
-    def ask(self) -> tuple[float, float]:
-        """Seconds until a lookup is answered with a lease, and until a page is stored."""
-        began_s = time.monotonic()
-
-        def after(work: Callable[[], bool]) -> float:
-            while not work():
-                pass
-            return time.monotonic() - began_s
-
-        looking = self._threads.submit(after, self._is_leased)
-        putting = self._threads.submit(after, self._is_stored)
-        return looking.result(), putting.result()
-
-    def _is_leased(self) -> bool:
-        return bool(self._reader.match_prefix(self._opened, self.chains[0]).leased_until_s)
-
-    def _is_stored(self) -> bool:
-        try:
-            self._put(1)
-        except (NotStored, Unavailable):
-            return False
-        return True
-
-    def watch(self, seconds: float) -> tuple[float, float]:
-        """The longest time without a lookup that grants a lease, and without a put, in so long."""
-        ends_s = time.monotonic() + seconds
-
-        def gap(work: Callable[[], bool]) -> float:
-            longest_s, last_s = 0.0, time.monotonic()
-            while last_s < ends_s:
-                if work():
-                    now_s = time.monotonic()
-                    longest_s, last_s = max(longest_s, now_s - last_s), now_s
-            return longest_s
-
-        looking = self._threads.submit(gap, self._is_leased)
-        putting = self._threads.submit(gap, self._is_stored)
-        return looking.result(), putting.result()
-
-    def await_whole(self) -> float:
-        """Seconds until all pages are found."""
-        return until("all pages are found", lambda: self.found() == self.pages, WAIT_S)
-
-    def read_seconds(self) -> tuple[float, int]:
-        """How long a copying read of one chain over tcp takes, and how many pages it misses."""
-        into = bytearray(CHAIN_PAGES * PAGE_BYTES)
-        offsets = range(0, len(into), PAGE_BYTES)
-        began_s = time.monotonic()
-        outcomes = self._streaming.read(self._located, into, offsets)
-        return time.monotonic() - began_s, sum(isinstance(each, Miss) for each in outcomes)
-
-    def prepare_read(self) -> None:
-        """Look a chain up and connect to its worker by tcp."""
-        self._streaming = self._undo.enter_context(
-            KVStore.connect(self.rig.addresses, transports=("tcp",), timeout_s=WAIT_S)
-        )
-        self._located = self._streaming.match_prefix(self._opened, self.chains[0])
-        assert self.read_seconds()[1] == 0
-
-
-class Metered(Pool):
-    """A pool that notes what filling it told etcd."""
-
-    def _fill(self) -> None:
-        idle = EtcdCounts.of(self.rig)
-        time.sleep(IDLE_S)
-        before = EtcdCounts.of(self.rig)
-        super()._fill()
-        self.fill_s = time.monotonic() - before.at_s
-        last = EtcdCounts.of(self.rig)
-        while True:
-            time.sleep(SETTLED_S)
-            after = EtcdCounts.of(self.rig)
-            if after.revision == last.revision:
-                break
-            last = after
-        self.stored_s = last.at_s - before.at_s
-        rate = (before.nbytes - idle.nbytes) / (before.at_s - idle.at_s)
-        self.etcd_writes = after.revision - before.revision
-        self.etcd_bytes = after.nbytes - before.nbytes - rate * (after.at_s - before.at_s)
-
-
-@dataclass(frozen=True)
-class EtcdCounts:
-    """What etcd has been told, by all its members."""
-
-    at_s: float
-    revision: int
-    """Rises with every transaction that writes."""
-    nbytes: int
-    """Of all requests."""
-
-    @classmethod
-    def of(cls, rig: Rig) -> Self:
-        """Now."""
-        nbytes = 0
-        for member in rig.etcd.members:
-            with urllib.request.urlopen(f"http://{member.address}/metrics") as answer:
-                for line in answer.read().decode().splitlines():
-                    if line.startswith("etcd_network_client_grpc_received_bytes_total "):
-                        nbytes += int(float(line.split()[1]))
-        header = rig.etcd.members[0].ask("kv/range", key="AA==")["header"]
-        return cls(time.monotonic(), int(header["revision"]), nbytes)
 
 
 @dataclass
