@@ -13,7 +13,7 @@ from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
 from master.chunks import Span
 from master.orders import OrderKind
-from master.puts import fail_plan, prune
+from master.puts import fail_in_steps, fail_plan, prune
 from master.removal import holder_away
 from master.segments import SegmentState
 from master.suspects import Suspect
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.membership import Worker
     from master.orders import Order
+    from master.plans import Plan
     from master.segments import Segment
 
 SLOTS_PER_STEP: Final = 128
@@ -54,14 +55,18 @@ def lose_segment(core: Core, segment: Segment) -> None:
     segment.state, segment.readable = SegmentState.LOST, False
     core.version += 1
     detach_segment(core, segment)
-    fail_plans(core, segment)
+    core.start(fail_in_steps(core, _plans_in(core, segment)))
     core.jobs.append(clean(core, segment, segment.registration))
 
 
 def fail_plans(core: Core, segment: Segment) -> None:
     """No pull into the segment can be finished any more."""
-    for plan in [plan for plan in core.plans.values() if plan.segment is segment]:
+    for plan in _plans_in(core, segment):
         fail_plan(core, plan)
+
+
+def _plans_in(core: Core, segment: Segment) -> list[Plan]:
+    return [plan for plan in core.plans.values() if plan.segment is segment]
 
 
 def clean(core: Core, segment: Segment, registration: int) -> Iterator[None]:

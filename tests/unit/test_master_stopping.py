@@ -108,6 +108,38 @@ def test_silent_puts_fail_in_steps(failed: list[int], one_put: bool) -> None:
     assert writer.core.counters["puts_timed_out"] == puts_open
 
 
+def test_the_plans_in_a_lost_segment_fail_in_steps(failed: list[int]) -> None:
+    writer = Writer()
+    rig = writer.rig
+    rig.workers["w1"].leave()
+    rig.now += rig.tunables.worker_lost_after_s + 0.1
+    ticks = 0
+    while writer.core.plans:
+        failed.append(0)
+        rig.tick()
+        ticks += 1
+        assert failed[-1] <= AT_ONCE * (1 + STEPS_PER_TICK)
+        assert writer.space.probe(chain(0, 1)) == b"\0"
+    assert ticks > PLANS // (AT_ONCE * (2 + STEPS_PER_TICK))
+    assert sum(failed) == PLANS
+
+
+def test_a_worker_that_is_back_at_once_has_no_plans_of_before(failed: list[int]) -> None:
+    writer = Writer()
+    rig = writer.rig
+    worker = rig.workers["w1"]
+    worker.leave()
+    rig.tick(after_s=rig.tunables.worker_lost_after_s + 0.1)
+    assert writer.core.plans
+    worker.join()
+    rig.settle()
+    assert not writer.core.plans
+    assert sum(failed) == PLANS
+    rig.pass_time(30.0)  # of what was leased before
+    assert bytes_in(rig, ExtentState.RESERVED) == bytes_in(rig, ExtentState.QUARANTINED) == 0
+    assert granted(writer.space.plans(chain(0, 1))) == [(0, 1, 0)]
+
+
 def test_an_abort_of_many_is_answered_when_all_have_failed(failed: list[int]) -> None:
     writer = Writer()
     message = AbortPut(tuple(writer.core.plans))
