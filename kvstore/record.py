@@ -235,7 +235,7 @@ def sealed_digest(slots: array[int], generations: array[int]) -> int:
     """`chunk_digest` of extents that are all SEALED; columns of equal length, ascending slots."""
     rows = bytearray(bytes((0, 0, 0, 0, RecordState.SEALED))) + bytes(8)
     rows *= len(slots)
-    low, high = memoryview(slots).cast("B"), memoryview(generations).cast("B")
+    low, high = slots.tobytes(), generations.tobytes()
     for byte in range(_SLOT_BYTES):  # plane by plane: a row has no alignment
         rows[byte :: _DIGEST_ROW.size] = low[byte :: slots.itemsize]
     for byte in range(8):

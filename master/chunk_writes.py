@@ -98,18 +98,21 @@ def _write(core: Core, place: Place) -> Iterator[None]:
             core.counters["chunk_values_deleted"] += 1
             core.persist(deletes=(key_of(*place),), then=lambda: saving.done(place), behind=True)
         return
-    if chunk.sealed_digest() == stored.get(start):
+    digest = chunk.sealed_digest()
+    if digest == stored.get(start):
         saving.done(place)
         return
     sheet = _Sheet(core, segment, chunk)
+    is_of_one_moment = True
     for _ in sheet.fill():
         yield
+        is_of_one_moment = False
         gone = segment.allocator.chunks.get(start) is not chunk
         if gone or segment.state is not SegmentState.LIVE:
             saving.done(place)
             return
     value = sheet.value()
-    stored[start] = digest = value.digest()
+    stored[start] = digest = digest if is_of_one_moment else value.digest()
     _persist(core, place, encode_chunk(value, digest))
     core.counters["chunk_rows_written"] += len(value.keys) // KEY_BYTES
 
