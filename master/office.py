@@ -133,8 +133,10 @@ class Office:
         counts.terms = leadership.terms
         counts.renewals_failed = leadership.renewals_failed
         counts.lease_left_s = leadership.leads_until_s - self._clock.now_s()
-        status = self._reception.status if self._term is None else self._term.look()
-        return status, counts
+        if self._term is not None:
+            return self._term.look(), counts
+        counts.persist_pending, counts.is_persisting = 0, True  # nothing waits that could fail
+        return self._reception.status, counts
 
     def _show(self) -> None:
         """Let the reception tell what this master is, and who leads, as far as it knows."""

@@ -99,10 +99,16 @@ def test_the_deposed_leader_closes_its_sessions_and_stands_by() -> None:
         await world.both()
         peer = await world.first.dial()
         world.first.store.is_cut_off = True
+        asked = asyncio.create_task(peer.call(OPEN, CALL_S))
+        await eventually(lambda: world.first.office.look()[1].persist_failures > 0)
         world.clock.ahead_s += LEASE_S
         await world.second.until(Standing.LEADING, 2)
+        assert not world.first.office.look()[1].is_persisting
         world.first.store.is_cut_off = False
         await world.first.stepped_down()
+        assert world.first.office.look()[1].is_persisting  # it has nothing to store any more
+        with pytest.raises(Unavailable):
+            await asked
         with pytest.raises(Unavailable):
             await peer.call(OPEN, CALL_S)
         await eventually(lambda: world.first.office.leadership.leader is not None)

@@ -1,0 +1,44 @@
+"""The master's program: the cores of its terms, and the events that it writes down."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING
+
+from kvstore.event_log import read_header
+from kvstore.ids import Epoch
+from master.events import Tick
+from master.program import CRASH_FILE, EVENTS_FILE, Cores
+from master.tunables import Tunables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_who_never_led_has_nothing_to_write_down(tmp_path: Path) -> None:
+    async def life() -> None:
+        cores = Cores(Tunables(), tmp_path)
+        cores.start_dump()
+        await cores.close()
+
+    asyncio.run(life())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_written_down_is_of_the_last_term(tmp_path: Path) -> None:
+    async def life() -> None:
+        cores = Cores(Tunables(cluster="c"), tmp_path)
+        cores.make(Epoch(3), (), inf).handle(Tick(), 1.0)
+        last = cores.make(Epoch(4), (), inf)
+        for now in (1.0, 2.0):
+            last.handle(Tick(), now)
+        cores.start_dump()
+        await cores.close()
+        await cores.dump(CRASH_FILE)
+
+    asyncio.run(life())
+    for name in (EVENTS_FILE, CRASH_FILE):
+        header, *events = (tmp_path / name).read_text().splitlines()
+        assert read_header(header) == {"role": "master", "cluster": "c", "epoch": 4}
+        assert len(events) == 2
