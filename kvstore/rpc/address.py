@@ -32,7 +32,10 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A host that vanished without a word is noticed within a minute."""
+"""A host that vanished without a word is noticed within a minute,"""
+UNACKNOWLEDGED_MAX_S: Final = 2 * limits.SEND_STALL_MAX_S
+"""and after so long while something is on its way to it: the kernel alone tries for a quarter of an
+hour, in which every call would wait in vain."""
 LOCAL_SEND_BYTES: Final = 384 * limits.KIB
 """Sent and not yet taken, between two processes of one host. The kernel's own choice grows beyond
 the caches: measured, a stream then takes twice as long and half as much processor time again."""
@@ -119,6 +122,8 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for level, option, value in _KEEPALIVE:
             sock.setsockopt(level, option, value)
+        patience_ms = int(UNACKNOWLEDGED_MAX_S * 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
         if is_local(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
 
