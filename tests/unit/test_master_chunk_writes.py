@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from kvstore.ids import KEY_BYTES
 from kvstore.record import RecordState, chunk_digest
 from master import chunk_writes
-from master.chunk_values import PREFIX, ChunkValue, decode_chunk, key_of, place_of
-from master.packed import split_keys, words
+from master.chunk_values import PREFIX, decode_chunk, key_of
+from master.packed import split_keys
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain
-
-if TYPE_CHECKING:
-    from tests.unit.master_worker import FakeSegment
-
-KEYS = chain(1, 12)
-Row = tuple[int, bytes, int, int, int, bytes, int, int]
-"""Offset, key, part, namespace, generation, parent, checksum, payload bytes."""
-
-
-def stored_rows(rig: Rig, segment: str) -> list[Row]:
-    """All rows of a segment in the store."""
-    rows: list[Row] = []
-    for key, value in rig.store.items():
-        if key.startswith(PREFIX) and place_of(key)[0] == segment:
-            rows += value_rows(decode_chunk(value), place_of(key)[1])
-    return sorted(rows)
-
-
-def value_rows(value: ChunkValue, start: int) -> list[Row]:
-    """The rows of one value, page by page."""
-    rows: list[Row] = []
-    for row, keys, checksums in value.chains():
-        parent = row.parent
-        for i, (key, checksum) in enumerate(zip(split_keys(keys), words(checksums), strict=True)):
-            offset = start + (row.slot + i) * value.size_class
-            rows.append(
-                (offset, key, row.part, row.namespace, row.generation, parent, checksum,
-                 row.payload_bytes)
-            )  # fmt: skip
-            parent = key
-    return rows
-
-
-def record_rows(segment: FakeSegment) -> list[Row]:
-    """The same of a worker's SEALED records."""
-    return sorted(
-        (at, r.key, r.part, r.namespace_ordinal, r.generation, r.parent, r.checksum,
-         r.payload_bytes)
-        for at, r in segment.records.items()
-        if r.state is RecordState.SEALED
-    )  # fmt: skip
+from tests.unit.stored_pages import KEYS, record_rows, stored_rows, value_rows
 
 
 def require_same(rig: Rig, name: str = "w1-dram") -> None:

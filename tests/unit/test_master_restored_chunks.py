@@ -9,11 +9,8 @@ from kvstore import limits
 from kvstore.ids import KEY_BYTES, Generation
 from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
-from kvstore.replica import ExtentState
-from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import (
     ChunkDigest,
-    InventoryEnd,
     InventoryWanted,
     OfferInventory,
 )
@@ -29,12 +26,20 @@ from master.pool_time import KEY as CLOCK
 from master.pool_time import Life
 from master.restored_chunks import ASIDE
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain
-from tests.unit.test_master_chunk_writes import record_rows, stored_rows
+from tests.unit.stored_pages import (
+    KEYS,
+    PAGE,
+    TTL_S,
+    counter,
+    end,
+    offer,
+    record_rows,
+    sealed,
+    stored_rows,
+    ttls,
+)
 
-PAGE = 4096
 PAGES = CHUNK // PAGE
-KEYS = chain(1, 12)
-TTL_S = 77.0
 GRACE_S = inherited_release_s(0.0)
 FIRST = key_of("w1-dram", 0)
 
@@ -54,40 +59,6 @@ def space(rig: Rig) -> OpenedNamespace:
     space.put(KEYS, ttl_s=TTL_S)
     rig.pass_time(1.0)
     return space
-
-
-def offer(rig: Rig, name: str = "w1") -> InventoryWanted:
-    """A worker registers and offers its inventory."""
-    worker = rig.workers[name]
-    worker.connect()
-    return worker.offer()
-
-
-def end(rig: Rig, name: str = "w1") -> None:
-    """The inventory is whole."""
-    worker = rig.workers[name]
-    reply = worker.ask(InventoryEnd(worker.segment, worker.incarnation))
-    assert reply == Done()
-
-
-def ttls(rig: Rig, keys: bytes = KEYS) -> list[float]:
-    """TTLs of these pages, as far as they are there."""
-    found = rig.master.core.tree(1).stretches(keys)
-    return [stretch.run.ttl_s for stretch in found for _ in range(stretch.count)]
-
-
-def counter(rig: Rig, name: str) -> int:
-    """One of the core's counters."""
-    return rig.master.core.counters[name]
-
-
-def sealed(rig: Rig, name: str = "w1-dram") -> set[tuple[int, int]]:
-    """Offset and generation of all that is SEALED for the master."""
-    return {
-        (chunk.offset(slot), chunk.generations[slot])
-        for chunk in rig.master.core.segments[name].allocator.chunk_list
-        for slot in chunk.slots_in(ExtentState.SEALED)
-    }
 
 
 # --- the table of master.inventory ------------------------------------------------------------
@@ -298,75 +269,6 @@ def test_chunks_that_overlap_are_not_both_believed() -> None:
         digests.append(ChunkDigest(start, size_class, digest))
     reply = worker.ask(OfferInventory("w1-dram", 1, tuple(digests)))
     assert reply == InventoryWanted((half,))
-
-
-# --- where pages are known already --------------------------------------------------------------
-
-
-def test_parts_and_copies_come_in_whatever_order(rig: Rig) -> None:
-    rig.add_worker("w2")
-    two = rig.open_namespace(2)
-    two.put(KEYS, parts=(0,), ttl_s=TTL_S)
-    two.put(KEYS, parts=(1,), ttl_s=TTL_S)  # on the other worker
-    two.put(chain(2, 5), parent=KEYS[3 * KEY_BYTES : 4 * KEY_BYTES], parts=(0, 1))
-    rig.pass_time(1.0)
-    assert {copy.segment.id for run in rig.master.core.tree(1).all_runs() for copy in run.copies}
-    rig.takeover(2)
-    for name in ("w2", "w1"):
-        assert offer(rig, name).chunk_starts == ()
-        end(rig, name)
-    assert two.probe(KEYS + chain(2, 5)) == b"\1" * 17
-    assert counter(rig, "pages_adopted") == 34
-    assert not counter(rig, "extents_unaccounted")
-
-
-def test_the_copy_on_a_drive_is_taken_in_beside_the_one_in_memory() -> None:
-    rig = Rig()
-    worker = rig.add_worker(nvme_chunks=8)
-    space = rig.open_namespace()
-    worker.stored_bytes.update(
-        {chain(n, 16)[i * 32 : i * 32 + 32]: 100 for n in range(12) for i in range(16)}
-    )
-    for number in range(12):
-        space.put(chain(number, 16))
-    rig.pass_time(GRACE_S + 1.0)
-    before = sealed(rig, "w1-dram"), sealed(rig, "w1-nvme")
-    assert all(before)
-    rig.takeover(2)
-    worker.connect()
-    for segment in reversed(worker.segments):
-        assert worker.offer(segment).chunk_starts == ()
-        assert worker.ask(InventoryEnd(segment.segment, segment.incarnation)) == Done()
-    assert (sealed(rig, "w1-dram"), sealed(rig, "w1-nvme")) == before
-
-
-def test_pages_that_were_put_again_meanwhile_are_taken_in_one_by_one(
-    rig: Rig, space: OpenedNamespace
-) -> None:
-    rig.takeover(2)
-    rig.add_worker("w2")
-    again = rig.open_namespace()
-    again.put(KEYS[: 5 * KEY_BYTES])
-    offer(rig)
-    end(rig)
-    assert again.probe(KEYS) == b"\1" * 12
-    run = rig.master.core.tree(1).get(KEYS[:KEY_BYTES])
-    assert run is not None
-    assert len(run.copies) == 2
-    assert run.ttl_s == limits.PAGE_TTL_S
-
-
-def test_a_page_that_hangs_elsewhere_now_is_fenced(rig: Rig, space: OpenedNamespace) -> None:
-    rig.takeover(2)
-    rig.add_worker("w2")
-    again = rig.open_namespace()
-    again.put(chain(9, 1))
-    again.put(KEYS, parent=chain(9, 1))
-    offer(rig)
-    end(rig)
-    # Of the stored chain the first page's parent is another one.
-    assert counter(rig, "extents_unaccounted") == 1
-    assert counter(rig, "pages_adopted") == 11
 
 
 # --- interruptions ------------------------------------------------------------------------------
