@@ -78,13 +78,10 @@ async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) 
         path = None if unix is None else str(unix)
         told = Announcement(ROLE, os.getpid(), cluster.name, listen, None, path)
 
-        def announce_standing(leadership: Leadership) -> None:
-            leads = leadership.standing is Standing.LEADING
-            epoch = leadership.epoch if leads else None
-            announce(config.data_dir, msgspec.structs.replace(told, epoch=epoch))
-            _LOG.info("%s: %s in epoch %d", candidate.name, leadership.standing, leadership.epoch)
+        def tell(leadership: Leadership) -> None:
+            tell_standing(config.data_dir, told, leadership)
 
-        office = Office(reception, store, SystemClock(), candidate, cores.make, announce_standing)
+        office = Office(reception, store, SystemClock(), candidate, cores.make, tell)
         if config.admin is not None:
             pages = admin_pages(office.look)
             undo.push_async_callback(pages.close)
@@ -101,6 +98,19 @@ async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) 
         except InvariantBroken:
             await cores.dump(CRASH_FILE)
             raise
+
+
+def tell_standing(folder: Path, told: Announcement, leadership: Leadership) -> None:
+    """Announce in which epoch this master leads, if it does, and log what it is.
+
+    Where that cannot be written the old announcement stays: no reason to end a leader.
+    """
+    leads = leadership.standing is Standing.LEADING
+    _LOG.info("this master: %s in epoch %d", leadership.standing, leadership.epoch)
+    try:
+        announce(folder, msgspec.structs.replace(told, epoch=leadership.epoch if leads else None))
+    except OSError as error:
+        _LOG.warning("the announcement in %s is out of date: %s", folder, error.strerror)
 
 
 class Cores:

@@ -6,14 +6,42 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from kvstore.announcement import Announcement, read_announcement
 from kvstore.event_log import read_header
 from kvstore.ids import Epoch
 from master.events import Tick
-from master.program import CRASH_FILE, EVENTS_FILE, Cores
+from master.leadership import Leadership, Standing
+from master.program import CRASH_FILE, EVENTS_FILE, Cores, tell_standing
 from master.tunables import Tunables
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
+
+
+def leadership(standing: Standing) -> Leadership:
+    made = Leadership()
+    made.standing, made.epoch = standing, Epoch(4)
+    return made
+
+
+def test_the_announcement_names_the_epoch_of_a_leader_alone(tmp_path: Path) -> None:
+    told = Announcement("master", 1, "c", "127.0.0.1:1")
+    for standing, epoch in ((Standing.LEADING, 4), (Standing.STANDBY, None)):
+        tell_standing(tmp_path, told, leadership(standing))
+        found = read_announcement(tmp_path, "master")
+        assert found == msgspec.structs.replace(told, epoch=epoch)
+
+
+def test_an_announcement_that_cannot_be_written_ends_no_leader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Announcement("master", 1, "c", "127.0.0.1:1")
+    tell_standing(tmp_path / "absent", told, leadership(Standing.LEADING))
+    assert "out of date: No such file or directory" in caplog.text
 
 
 def test_who_never_led_has_nothing_to_write_down(tmp_path: Path) -> None:
