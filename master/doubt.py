@@ -4,7 +4,8 @@ From `leads_until_s` on another may lead. Until Prolonged comes, or the end of t
 decided, ordered or stored: lookups are answered as they would have been, without lease and without
 a trace, everything else is refused. What peers report meanwhile is taken in, what follows from it
 waits. A worker's heartbeats show that it lives, but are no contact with a leader for it: it fences
-itself as if there were none (W3).
+itself as if there were none (W3), and comes back. It cannot register before the doubt is over, and
+is given the time to.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import Unavailable
 from kvstore.wire.messages.reads import GetStatus, Lookup, MatchPrefix, Probe
-from master import reads, status
+from master import membership, reads, status
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
     from master.core import Core
     from master.sessions import Caller
+
+
+def prolong(core: Core, until_s: float) -> None:
+    """The lease is good until then."""
+    if core.is_in_doubt:
+        membership.wait_anew(core)
+    core.leads_until_s = until_s
 
 
 def answer(core: Core, caller: Caller, message: Message) -> None:

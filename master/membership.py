@@ -241,6 +241,13 @@ def session_closed(core: Core, session: Session) -> None:
         segments_changed(core)
 
 
+def wait_anew(core: Core) -> None:
+    """Nobody could be heard until now: workers that are not lost have all their time again."""
+    for worker in core.workers.values():
+        if not worker.lost:
+            worker.heard_s = core.now
+
+
 def lose_silent_workers(core: Core) -> None:
     """Lose the workers that were silent for too long, forget those lost for much longer."""
     for worker in list(core.workers.values()):

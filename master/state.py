@@ -189,7 +189,7 @@ class MasterState:
             case SessionClosed():
                 self._closed(event)
             case Prolonged(until_s):
-                core.leads_until_s = until_s
+                doubt.prolong(core, until_s)
             case Tick() if not core.is_in_doubt:
                 self._tick()
         if not core.is_in_doubt:

@@ -11,7 +11,13 @@ import pytest
 from kvstore import limits
 from kvstore.ids import Epoch
 from kvstore.replica import ExtentState
-from kvstore.wire.messages.membership import FreeExtents, Heartbeat, HeartbeatNoted
+from kvstore.wire.messages.membership import (
+    FreeExtents,
+    Heartbeat,
+    HeartbeatNoted,
+    InventoryEnd,
+    RegisterWorker,
+)
 from kvstore.wire.messages.puts import BeginPut
 from kvstore.wire.messages.reads import (
     GetStatus,
@@ -233,13 +239,41 @@ def test_a_heartbeat_is_no_contact_but_shows_that_the_worker_lives(
     assert beat(rig) == HeartbeatNoted(1, known=True)
 
 
-def test_a_worker_that_was_silent_in_doubt_is_lost_afterwards(
+def test_a_worker_that_could_not_register_in_doubt_has_the_time_to_afterwards(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.put(chain(2, 3), ttl_s=77.0)
+    worker = rig.workers["w1"]
+    doubt(rig)
+    for _ in range(10):  # it has fenced itself, and comes back again and again
+        rig.tick(2.0)
+        worker.leave()
+        worker.session = rig.open("worker", "", "w1")
+        example = msgspec.structs.replace(EXAMPLES[RegisterWorker], worker="w1")
+        assert failure(worker.ask(example)).code == "unavailable"
+    be_sure(rig)
+    assert space.probe(KEYS) == b"\1" * 8
+    worker.leave()
+    rig.tick(limits.WORKER_LOST_AFTER_S - 0.1)
+    worker.connect()
+    assert worker.offer().chunk_starts == ()  # nothing was forgotten meanwhile
+    worker.ask(InventoryEnd(worker.segment, worker.incarnation))
+    assert space.probe(KEYS) == b"\1" * 8
+    assert rig.master.core.counters["pages_lost"] == 0
+    found = rig.master.core.tree(1).stretches(chain(2, 3))
+    assert {stretch.run.ttl_s for stretch in found} == {77.0}
+
+
+def test_a_worker_that_stays_silent_after_the_doubt_is_lost(
     rig: Rig, space: OpenedNamespace
 ) -> None:
     doubt(rig)
-    rig.tick(limits.WORKER_LOST_AFTER_S)
+    rig.tick(10 * limits.WORKER_LOST_AFTER_S)
     assert space.probe(KEYS) == b"\1" * 8
     be_sure(rig)
+    rig.tick(limits.WORKER_LOST_AFTER_S - 0.1)
+    assert space.probe(KEYS) == b"\1" * 8
+    rig.tick(0.2)
     assert rig.master.core.segments["w1-dram"].state is SegmentState.LOST
     assert space.probe(KEYS) == bytes(8)
 
