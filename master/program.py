@@ -106,11 +106,11 @@ def tell_standing(folder: Path, told: Announcement, leadership: Leadership) -> N
     Where that cannot be written the old announcement stays: no reason to end a leader.
     """
     leads = leadership.standing is Standing.LEADING
-    _LOG.info("this master: %s in epoch %d", leadership.standing, leadership.epoch)
     try:
         announce(folder, msgspec.structs.replace(told, epoch=leadership.epoch if leads else None))
     except OSError as error:
         _LOG.warning("the announcement in %s is out of date: %s", folder, error.strerror)
+    _LOG.info("this master: %s in epoch %d", leadership.standing, leadership.epoch)
 
 
 class Cores:
