@@ -8,6 +8,7 @@ port returns or raises; it is called once, unless the process dies first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -141,9 +142,11 @@ class EtcdClient:
         """The revision in which the leader's key came to be, which is ours while it is this."""
         self._writes = 0
 
-    def _run(self, steps: Steps[T], done: Callable[[T], None]) -> None:
+    def _run(self, begin: Callable[[], Steps[T]], done: Callable[[T], None]) -> None:
+        """Run a call in a thread of its own, which is made first, so that it is collected first."""
+
         def run() -> Steps[None]:
-            done((yield from steps))
+            done((yield from begin()))
 
         spawn(self._world, self._name, run())
 
@@ -154,7 +157,7 @@ class EtcdClient:
     ) -> None:
         """Look who leads; if nobody does, put the leader's key, under a lease of its own."""
         self._leave_term()
-        self._run(self._campaign(candidate, self._world.now + timeout_s), done)
+        self._run(partial(self._campaign, candidate, self._world.now + timeout_s), done)
 
     def _campaign(
         self, candidate: Candidate, deadline_s: float
@@ -185,7 +188,7 @@ class EtcdClient:
 
     def renew(self, timeout_s: float, done: Answered[None]) -> None:
         """Keep the lease alive."""
-        self._run(self._renew(self._world.now + timeout_s), done)
+        self._run(partial(self._renew, self._world.now + timeout_s), done)
 
     def _renew(self, deadline_s: float) -> Steps[KVStoreError | None]:
         kept = yield from self._ask(KeepAlive(self._lease), deadline_s)
@@ -195,15 +198,15 @@ class EtcdClient:
 
     def resign(self) -> None:
         """Revoke the lease; nobody waits for that."""
-        revoked = self._ask(Revoke(self._lease), self._world.now + WRITE_TIMEOUT_S)
+        revoke, deadline_s = Revoke(self._lease), self._world.now + WRITE_TIMEOUT_S
         self._leave_term()
-        self._run(revoked, lambda _: None)
+        self._run(partial(self._ask, revoke, deadline_s), lambda _: None)
 
     # --- what is durable ----------------------------------------------------------------------
 
     def load(self, done: Answered[list[Entry]]) -> None:
         """Every row, as of one revision."""
-        self._run(self._load(), done)
+        self._run(self._load, done)
 
     def _load(self) -> Steps[list[Entry] | KVStoreError]:
         found = yield from self._ask(Range(ROWS), self._world.now + LOAD_TIMEOUT_S)
@@ -214,7 +217,7 @@ class EtcdClient:
     def write(self, puts: Sequence[Entry], deletes: Sequence[str], done: Answered[None]) -> None:
         """In one transaction, which takes effect at most once and after every earlier one."""
         rows = tuple((ROWS + key, value) for key, value in puts)
-        self._run(self._write(rows, tuple(ROWS + key for key in deletes)), done)
+        self._run(partial(self._write, rows, tuple(ROWS + key for key in deletes)), done)
 
     def _write(
         self, rows: tuple[Entry, ...], deletes: tuple[str, ...]
