@@ -273,9 +273,12 @@ class History:
 
     def _story(self, key: str, result: str, call: Call) -> str:
         page = self._pages.get(key, _Page())
+        ended = page.removals[: bisect_right(page.removals, (call.began_s, math.inf))]
+        removed = f"removed from {ended[-1][1]:.3f} to {ended[-1][0]:.3f}" if ended else "kept"
+        puts = ", ".join(f"{a:.3f} to {b:.3f}" for a, b in page.puts.get(result, ())) or "never"
         return (
-            f"page {key}: read {result} in [{call.began_s:.3f}, {call.ended_s:.3f}]; "
-            f"put {dict(page.puts)}; removed (ended, began) {page.removals}"
+            f"page {key}: read from {call.began_s:.3f} to {call.ended_s:.3f} with bytes {result}, "
+            f"which were put {puts}; last {removed}; bytes put of that page: {len(page.puts)}"
         )
 
     def _gap_s(self, op: Op) -> float:

@@ -103,7 +103,15 @@ def test_what_a_right_pool_may_answer(story: str) -> None:
 def test_what_no_pool_may_answer(story: str) -> None:
     findings = History(WRONG[story]).check()
     assert findings.wrong == 1
-    assert "page k: read" in findings.stories[0]
+    assert "page k: read from" in findings.stories[0]
+
+
+def test_a_story_tells_when_the_bytes_were_put_and_removed() -> None:
+    gone = [put(1, 2, "a"), remove(3, 4), put(5, 6, "b"), remove(7, 8), read(9, 10, "a")]
+    (story,) = History(gone).check().stories
+    assert "with bytes a, which were put 1.000 to 2.000; last removed from 7.000 to 8.000" in story
+    (story,) = History([put(1, 2, "a"), read(3, 4, "b")]).check().stories
+    assert "which were put never; last kept; bytes put of that page: 1" in story
 
 
 EXPECTED = {
