@@ -6,7 +6,9 @@ writes as fast as they come, so that an empty one fills at once. Nine tenths of 
 any pages, the last for those whose probability of another use is at least the share of it that is
 spent: under steady pressure the level settles there, where the most likely pages just use the
 budget up. That part is as small as that needs, two hours and a half of writes: what is kept back
-for likely pages before there is any pressure is lost if none comes.
+for likely pages before there is any pressure is lost if none comes. In the policy lab, an hour of
+conversations that wants 3.3 times what its drive holds is served to 35.9 % (by `all` to 36.5 %),
+and to 37.0 % with a drive that eight hours of it would fill.
 """
 
 from __future__ import annotations
