@@ -37,27 +37,37 @@ class Lenders:
         """Go on with `then` once the worker's list is durable; at once when it is already."""
         names = tuple(sorted(segments))
         if self._names.get(worker, ()) != names:
-            self._names[worker] = names
-            self._writing[worker] = self._write(core, worker, names)
+            self._write(core, {worker: names, **self._without(names, worker)})
         ticket = self._writing.get(worker)
         if ticket is None:
             then()
         else:
             core.when_persisted(ticket, then)
 
-    def _write(self, core: Core, worker: str, names: tuple[str, ...]) -> TicketId:
-        key = PREFIX + worker
-        if names:
-            ticket = core.persist(puts=((key, _packed(names)),))
-        else:
-            ticket = core.persist(deletes=(key,))
+    def _without(self, names: tuple[str, ...], worker: str) -> dict[str, tuple[str, ...]]:
+        """What others lend without these segments, where that is less: each has one lender, or a
+        later master would give it up when the one that it was taken from comes without it (I13).
+        """
+        moved = frozenset(names)
+        return {
+            other: tuple(name for name in theirs if name not in moved)
+            for other, theirs in self._names.items()
+            if other != worker and not moved.isdisjoint(theirs)
+        }
+
+    def _write(self, core: Core, lists: dict[str, tuple[str, ...]]) -> None:
+        self._names |= lists
+        puts = tuple((PREFIX + each, _packed(names)) for each, names in lists.items() if names)
+        deletes = tuple(PREFIX + each for each, names in lists.items() if not names)
+        ticket = core.persist(puts, deletes)
+        self._writing |= dict.fromkeys(lists, ticket)
 
         def written() -> None:
-            if self._writing.get(worker) == ticket:
-                del self._writing[worker]
+            for each in lists:
+                if self._writing.get(each) == ticket:
+                    del self._writing[each]
 
         core.when_persisted(ticket, written)
-        return ticket
 
     def absent_of(self, worker: str) -> list[str]:
         """The worker's segments of before the start that are not registered since."""

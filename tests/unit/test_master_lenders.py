@@ -108,6 +108,26 @@ def test_segments_that_stay_away_are_given_up() -> None:
     assert space.probe(KEYS) == bytes(4)
 
 
+def test_a_segment_that_another_worker_lends_now_is_not_given_up_for_the_first_one() -> None:
+    rig = Rig()
+    first, other = (rig.add_worker(name, join=False) for name in ("w2", "w1"))
+    first.segment = "disk"
+    first.join()
+    space = rig.open_namespace()
+    space.put(KEYS)
+    first.leave()
+    rig.pass_time(5.0)
+    first.segment, other.segment = "empty", "disk"
+    first.records, other.records = {}, first.records
+    other.restart()
+    other.join()
+    assert (WORKER in rig.store, PREFIX + "w2" in rig.store) == (True, False)
+    space = reopened(rig, 2)
+    first.join()
+    other.join()
+    assert space.probe(KEYS) == b"\1" * 4
+
+
 def test_a_segment_that_is_lent_no_more_is_given_up() -> None:
     rig = Rig()
     rig.add_worker()
