@@ -15,8 +15,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """CLOCK_MONOTONIC of this host."""
+    """CLOCK_BOOTTIME of this host: like its monotonic clock, but it also counts the time that the
+    host was suspended for. A leader that slept so must know that its lease has ended (I10).
+    """
 
     def now_s(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
-        return time.monotonic()
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
