@@ -116,6 +116,23 @@ def test_an_election_that_takes_longer_than_its_lease_is_lost(
     leading(place, use)
 
 
+def test_no_more_of_a_lease_is_counted_on_than_was_asked_for(
+    place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = EtcdCalls.grant
+
+    async def longer(self: EtcdCalls, lease_s: int, timeout_s: float) -> object:
+        return await grant(self, 4 * lease_s, timeout_s)  # as where elections take long
+
+    async def use(store: EtcdStore) -> None:
+        await store.resign()
+        with monkeypatch.context() as patched:
+            patched.setattr(EtcdCalls, "grant", longer)
+            assert await store.campaign(A) == Term(Epoch(2), 2.0)
+
+    leading(place, use)
+
+
 def test_a_lease_that_nobody_renews_ends_the_term(place: EtcdPlace) -> None:
     async def use(store: EtcdStore) -> None:
         other = place.store()
