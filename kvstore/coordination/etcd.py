@@ -221,7 +221,7 @@ class EtcdStore:
         self._reign = _Reign(epoch, granted.ID, created=revision, written=revision)
         if self._is_owned:
             self._upkeep = asyncio.create_task(self._forget_history())
-        # Where its elections are slow etcd grants more than it is asked for. That is not counted on:
+        # Where its elections are slow etcd grants more than was asked for. That is not counted on:
         # the next leader waits for readers' leases as if this one had gone on for no longer (I9).
         return Term(epoch, min(float(granted.TTL), limits.LEADER_LEASE_S))
 
