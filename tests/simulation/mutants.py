@@ -313,7 +313,14 @@ ONLY_DISKS: Final[Changes] = {"disks": 1, "segments": 0, "disk_faults": 0.5, "re
 PINS: Final[Changes] = {"pins": 0.3, "flips": 0.0, "disk_faults": 0.0}
 MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
 MASTERS: Final[Changes] = {"masters": 2, "etcd": True, "cuts": 0.5, "stale_read_max_s": 300.0}
-SLOW_ETCD: Final[Changes] = {**MASTERS, "weather": Weather(slow=0.3, slow_max_s=0.6)}
+SLOW_ETCD: Final[Changes] = {
+    **MASTERS,
+    "cuts": 0.3,
+    "weather": Weather(loss=0.05, slow=0.5, slow_max_s=0.6),
+    "seconds": 25.0,
+    "pause_s": 0.1,
+}
+REMOVALS: Final[Changes] = {"removes": 0.25, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 
 _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
@@ -330,7 +337,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (no_generation_check_by_the_worker, "I5 I6 I12", MANY_LOSSES),
     (answers_before_the_leader, "I13", MANY_LOSSES),
     (unfinished_records_are_adopted, "I3 I4 I12", MANY_CRASHES),
-    (tombstones_are_ignored, "I29", {}),
+    (tombstones_are_ignored, "I29", REMOVALS),
     (generations_repeat, "I6 I10", {}),
     (parts_are_not_waited_for, "I13 I15", {}),
     (gaps_are_matched, "I3 I15 I16", {}),
