@@ -35,6 +35,8 @@ SPARE: Final = 1.2
 WAIT_S: Final = 60.0
 IDLE_S: Final = 1.0
 SETTLED_S: Final = 0.5
+PAUSE_S: Final = 0.01
+"""Between questions of who watches: it must not fill the pool."""
 
 
 class NotStored(RuntimeError):
@@ -50,7 +52,7 @@ class Pool:
         self._undo = ExitStack()
         folder = Path(tempfile.mkdtemp(prefix="kvharbor-bench-"))
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        dram = max(64 * MIB, int(pages * PAGE_BYTES * SPARE) // MIB * MIB)
+        dram = max(128 * MIB, int(pages * PAGE_BYTES * SPARE) // MIB * MIB)
         shape = Shape(masters=masters, workers=1, members=members, dram=str(dram))
         self.rig = Rig(folder / "pool", shape)
         self.chains: list[PageChain] = []
@@ -129,6 +131,7 @@ class Pool:
                 if work():
                     now_s = time.monotonic()
                     longest_s, last_s = max(longest_s, now_s - last_s), now_s
+                time.sleep(PAUSE_S)
             return longest_s
 
         looking = self._threads.submit(gap, self._is_leased)
