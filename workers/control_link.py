@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.errors import (
     AccessDenied,
+    DeadlineExceeded,
     KVStoreError,
     MalformedMessage,
     NotLeader,
@@ -28,7 +29,7 @@ from kvstore.errors import (
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.search import SILENT_PATIENCE_S, Search
 from kvstore.rpc.server import dial_peer
-from kvstore.wire.messages.membership import WorkerAccepted
+from kvstore.wire.messages.membership import LeaveWorker, WorkerAccepted
 from kvstore.wire.messages.puts import Ingest
 from workers.events import (
     MOVER,
@@ -85,6 +86,8 @@ class ControlLink:
         self._was_connected = False
         self._told: set[str] = set()
         """What was logged of masters since a leader last accepted this worker."""
+        self._unanswered: set[type[Message]] = set()
+        """Calls that were logged as not answered, until one of their kind is."""
 
     def start(self) -> None:
         """Begin to look for the leader; returns once other threads may call."""
@@ -150,6 +153,15 @@ class ControlLink:
         if told not in self._told:
             LOG.log(logging.INFO if isinstance(error, NotLeader) else logging.WARNING, told)
             self._told.add(told)
+
+    def _tell_unanswered(self, message: Message, error: Unavailable) -> None:
+        """Log it once for each kind of call, unless what is told of the connection says it all."""
+        kind = type(message)
+        lost = self._peer is None or self._peer.closed_because is not None
+        waits = kind is LeaveWorker and isinstance(error, DeadlineExceeded)  # for readers
+        if not lost and not waits and kind not in self._unanswered:
+            self._unanswered.add(kind)
+            LOG.warning("master %s: %s: %s", self._address, kind.__name__, error)
 
     def _refused(self, address: str, error: KVStoreError) -> None:
         self._tell(address, error)
@@ -224,11 +236,13 @@ class ControlLink:
                 LOG.info("master %s: accepted in epoch %d", self._address, reply.epoch)
                 self._told.clear()
                 self._search.succeeded()
+            if reply is not None:
+                self._unanswered.discard(type(message))
         except StaleEpoch as error:
             if peer is not None:
                 peer.abort(error)
         except Unavailable as error:
-            LOG.warning("%s: %s", type(message).__name__, error)
+            self._tell_unanswered(message, error)
         except KVStoreError as error:
             reply = failure_of(error)
         self._service.dispatch(MasterAnswered(number, reply))

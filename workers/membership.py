@@ -201,6 +201,8 @@ class Membership:
             case Asked.BEAT, None:
                 silent = "no heartbeat was answered for half the time to be lost"
                 return [CloseLink(silent)] if self.is_fenced(now) else []
+            case _, None:
+                return [CloseLink(f"{call.asked.value}: not answered")]
             case _:
                 told = f"{reply.code}: {reply.text}" if isinstance(reply, Failure) else repr(reply)
                 return [CloseLink(f"{call.asked.value}: {told}")]

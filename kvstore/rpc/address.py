@@ -128,6 +128,13 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
 
 
+def why(error: OSError) -> str:
+    """What went wrong, without the addresses and numbers that asyncio adds."""
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
 def bind(address: str, secret: bytes | None) -> socket.socket:
     """A listening socket. A Unix one has mode 0600 and replaces a dead socket file.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, OutOfSpace, Unavailable
+from kvstore.rpc.address import why
 from kvstore.rpc.failure import error_of, failure_of
 from kvstore.wire.framing import REPLY, REQUEST, Frame, FrameKind, FrameReader, pack_frame
 from kvstore.wire.messages.hello import Failure
@@ -175,7 +176,8 @@ class Peer(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the calls in flight and tell the owner."""
         if self.closed_because is None:
-            text = "the peer closed the connection" if exc is None else f"connection lost: {exc}"
+            lost = why(exc) if isinstance(exc, OSError) else exc
+            text = "the peer closed the connection" if exc is None else f"connection lost: {lost}"
             self.closed_because = Unavailable(text)
         calls, self._calls = self._calls, {}
         for reply in calls.values():

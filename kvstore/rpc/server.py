@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, KVStoreError, OutOfSpace, Unavailable
 from kvstore.rpc.acceptor import Acceptor
-from kvstore.rpc.address import UnixAddress, bind, bound_address, is_local, parse_address, tune
+from kvstore.rpc.address import (
+    UnixAddress,
+    bind,
+    bound_address,
+    is_local,
+    parse_address,
+    tune,
+    why,
+)
 from kvstore.rpc.greeting import DiallerGreeting, ListenerGreeting
 from kvstore.rpc.nearby import PATIENCE_S, connect_nearby, is_same_life
 from kvstore.rpc.peer import Peer
@@ -186,7 +194,7 @@ async def dial_peer(
     except TimeoutError as error:
         raise DeadlineExceeded(f"{address}: no greeting; is it a kvharbor listener?") from error
     except OSError as error:
-        raise Unavailable(f"cannot reach {address}: {error.strerror or error}") from error
+        raise Unavailable(f"cannot reach {address}: {why(error)}") from error
     finally:
         greeting.abandon()
     again = DiallerGreeting(identity, welcomed)

@@ -7,7 +7,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvstore.errors import NotLeader
+from kvstore.errors import NotLeader, Unavailable
 from kvstore.rpc.identity import ListenerIdentity
 from kvstore.rpc.server import Server
 from kvstore.wire.messages.hello import Done
@@ -55,6 +55,8 @@ class Leader:
         self.leads = True
         self.where: tuple[str, ...] = ()
         """Who it says leads instead."""
+        self.doubts = 0
+        """So many requests are refused, as by a leader whose lease is in doubt."""
         self.lets_go = True
         """Whether a worker that leaves is told that no reader needs it."""
         self.lost_after_s = 3.0
@@ -120,6 +122,10 @@ class Leader:
         if not self.leads:
             self.seen.put(message)
             raise NotLeader(self.where)
+        if self.doubts:
+            self.doubts -= 1
+            self.seen.put(message)
+            raise Unavailable(f"in doubt, {self.doubts} times more")
         match message:
             case Heartbeat():
                 self.beats.put(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ from tests.unit.worker_segments import memory_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 @pytest.fixture
@@ -94,6 +98,41 @@ def test_a_leader_that_answers_nothing_is_left_for_one_of_a_higher_epoch(
             assert rig.state.epoch == EPOCH + 1
     finally:
         new.stop()
+
+
+def test_what_a_leader_in_doubt_refuses_is_logged_once(
+    folder: Path, masters: list[Leader], caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = masters[1]
+    leader.doubts = 6
+    with worker(folder, leader, leader.address):
+        leader.await_served()
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert told == [
+        f"master {leader.address}: RegisterWorker: in doubt, 5 times more",
+        f"master {leader.address}: register: not answered",
+    ]
+
+
+def test_the_end_of_a_connection_is_logged_once(
+    folder: Path, masters: list[Leader], caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = masters[1]
+    with worker(folder, leader, leader.address):
+        leader.await_served()
+        leader.answers_beats = False
+        while not leader.beats.empty():
+            leader.beats.get()
+        leader.beats.get(timeout=PATIENCE_S)  # one that will have no answer
+        leader.stop()
+        again = Leader(EPOCH, leader.address)
+        again.await_served()
+    again.stop()
+    told = {each.getMessage() for each in caplog.records if each.levelname == "WARNING"}
+    closed = f"master {leader.address}: the peer closed the connection"
+    assert closed in told
+    # Nobody may have listened there for a moment.
+    assert told <= {closed, f"master {leader.address}: cannot reach {leader.address}: {REFUSED}"}
 
 
 def test_a_leader_of_a_lower_epoch_is_never_gone_back_to(
