@@ -285,7 +285,9 @@ def _ingest(batch: _Batch, pages: Sequence[int], plans: PutPlans, clock: Clock) 
     planned = [(plan, *_part_and_pages(batch, pages, plan)) for plan in plans.spans]
     spans = tuple([_span(batch, plans, plan, part, mine) for plan, part, mine in planned])
     left_s = max(0.0, batch.request.deadline_s - clock.now_s())
-    results = yield from move(IngestPages(spans, left_s * PATIENCE))
+    # A plan lasts no longer without progress: its worker hangs, and another one may not.
+    lasts_s = limits.put_timeout_s(sum(span.part_bytes * len(span) for span in spans))
+    results = yield from move(IngestPages(spans, min(left_s * PATIENCE, lasts_s)))
     failed: list[int] = []
     for (plan, part, mine), outcomes in zip(planned, results, strict=True):
         if not any(outcomes):

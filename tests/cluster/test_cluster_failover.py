@@ -177,7 +177,14 @@ def test_a_leader_that_etcds_answers_do_not_reach_is_replaced(
     assert_found(pages, opened, chain)
 
 
-def test_a_put_that_a_leader_planned_is_finished_under_the_next(rig: Rig, pages: Pages) -> None:
+@contextmanager
+def planned_put(rig: Rig, pages: Pages) -> Iterator[None]:
+    """Inside, a put by another process has its plan and has not sent its pages; it sends them at
+    the end, and all are stored and found."""
+    pages.model = MODEL
+    opened = pages.open()
+    chain = opened.chain(range(4 * PAGES))
+    pages.store.remove(opened, chain)
     program = "tests.cluster.client_program"
     with subprocess.Popen(
         [sys.executable, "-P", "-m", program, ",".join(rig.addresses), "shm", "hang"],
@@ -189,14 +196,16 @@ def test_a_put_that_a_leader_planned_is_finished_under_the_next(rig: Rig, pages:
         assert client.stdin is not None
         assert client.stdout is not None
         assert client.stdout.readline() == "planned\n"
-        with another_leads(rig) as leader:
-            rig.masters[leader].kill()
+        yield
         client.stdin.write("go on\n")
         client.stdin.flush()
         assert client.stdout.readline() == "Stored\n"
-    pages.model = MODEL
-    opened = pages.open()
-    assert_found(pages, opened, opened.chain(range(64)))
+    assert_found(pages, opened, chain)
+
+
+def test_a_put_that_a_leader_planned_is_finished_under_the_next(rig: Rig, pages: Pages) -> None:
+    with planned_put(rig, pages), another_leads(rig) as leader:
+        rig.masters[leader].kill()
 
 
 # Workers.
@@ -230,6 +239,18 @@ def test_a_killed_workers_pages_are_misses_until_it_is_back(rig: Rig, transport:
         assert pages.put(opened, more(opened)) == [Stored()]  # by the other one
         worker.start()
         assert_found(pages, opened, chain)
+
+
+@pytest.mark.parametrize("harm", ["killed", "stopped"])
+def test_a_put_whose_worker_is_harmed_goes_to_another(rig: Rig, pages: Pages, harm: str) -> None:
+    with planned_put(rig, pages):
+        segments = rig.status(rig.leader()).segments
+        (number,) = (int(each.worker[1:]) for each in segments if each.reserved_bytes)
+        worker = rig.workers[number]
+        if harm == "killed":
+            worker.kill()
+        else:
+            worker.stop()
 
 
 def test_a_stopped_worker_is_passed_over_and_comes_back(

@@ -374,6 +374,25 @@ def test_a_put_among_the_dead_ends_by_its_deadline() -> None:
     assert script.clock.now_s() == pytest.approx(ends_s)
 
 
+class Hung(Script):
+    """The first worker that is asked to pull keeps silent for as long as it is waited for."""
+
+    def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
+        if self.ingested:
+            return super().ingest(spans, timeout_s)
+        self.ingested += spans
+        self.clock.advance(timeout_s)
+        return [bytes((Outcome.TRANSPORT,)) * len(span) for span in spans]
+
+
+def test_a_worker_that_hangs_costs_no_more_than_its_plans_last() -> None:
+    script = Hung()
+    began_s = script.clock.now_s()
+    answers = plans(plan(0, 2, 1)), plans(plan(0, 2, 2))
+    assert put(script.will(*answers), 2, timeout_s=600.0) == [Stored()] * 2
+    assert script.clock.now_s() - began_s == pytest.approx(limits.put_timeout_s(2 * SIZE))
+
+
 def test_what_no_one_could_tell_in_time_is_not_visible() -> None:
     script = Script().will(plans(plan(0, 2, 1)), DeadlineExceeded("no answer"))
     assert put(script, 2, space=opened(tensor_parallel=2)) == [Stored(visible=False)] * 2
