@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from tests.simulation.sim_master import SimMaster
 
 FAILURES_EXPECTED: Final = frozenset(
-    ("unavailable", "out_of_space", "deadline_exceeded", "bad_value", "access_denied")
+    ("unavailable", "out_of_space", "deadline_exceeded", "bad_value", "access_denied", "stale_epoch")
 )
 """What may be answered to requests that are right: a worker's may be overtaken by its own new
-registration."""
+registration, and know of a higher epoch than who it asks."""
 LET_GO: Final = frozenset((FreeExtents.__name__, "retired"))
 """Why a page is missing that the master has let go, and nobody else."""
 LATE_REMOVE_S: Final = 30.0

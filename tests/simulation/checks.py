@@ -31,6 +31,7 @@ from master.events import (
     CloseSession,
     CommandAnswered,
     Prolonged,
+    RaiseEpoch,
     Reply,
     Request,
     Tick,
@@ -128,6 +129,12 @@ class Checks:
             leader_in(value).epoch == master.epoch and self.world.now < at_s + LEADER_LEASE_S
             for value, at_s in self.etcd.broken
         )
+
+    def etcd_was_put_back(self) -> None:
+        """It knows nothing of epochs that have been: masters may begin some of them again, until
+        they meet who does.
+        """
+        self._epochs.clear()
 
     def begins_term(self, master: SimMaster) -> None:
         """A master begins to lead."""
@@ -302,7 +309,7 @@ class Checks:
 def is_harmless(action: Action) -> bool:
     """Whether an action neither changes nor promises anything."""
     if not isinstance(action, Reply):
-        return False
+        return isinstance(action, RaiseEpoch)
     if isinstance(action.message, Located):
         return not action.message.lease_ttl_s
     return isinstance(action.message, (Failure, Probed, Status, *FACTS))

@@ -21,6 +21,7 @@ from master.leadership import (
     CampaignEnded,
     Deposed,
     EndTerm,
+    EpochSeen,
     GiveUp,
     Leadership,
     LeadershipAction,
@@ -108,6 +109,10 @@ class SimMaster:
         """The store has said that this term is over."""
         self._feed(Deposed(epoch))
 
+    def outrun(self, epoch: Epoch, seen: Epoch) -> None:
+        """A worker has seen a higher epoch than this term's."""
+        self._feed(EpochSeen(epoch, seen))
+
     def _feed(self, event: LeadershipEvent) -> None:
         for action in self._leadership.handle(event, self.world.now):
             self._carry_out(action)
@@ -128,7 +133,7 @@ class SimMaster:
     def _carry_out(self, action: LeadershipAction) -> None:
         match action:
             case Campaign(timeout_s):
-                candidate = Candidate(self.name, (address_of(self.name),))
+                candidate = Candidate(self.name, (address_of(self.name),), self.epoch)
                 self.store.campaign(candidate, timeout_s, partial(self._answered, self.world.now))
             case Renew(epoch, timeout_s):
                 ended = partial(self._renewed, epoch, self.world.now)

@@ -88,8 +88,8 @@ class SimDisk:
         self, candidate: Candidate, timeout_s: float, done: Answered[Term | Leader]
     ) -> None:
         """Win at once."""
-        del candidate, timeout_s
-        self.epoch = Epoch(self.epoch + 1)
+        del timeout_s
+        self.epoch = Epoch(max(self.epoch, candidate.above) + 1)
         done(Term(self.epoch, inf))
 
     def renew(self, timeout_s: float, done: Answered[None]) -> None:
@@ -171,7 +171,7 @@ class EtcdClient:
         if not isinstance(lease, Granted):
             return Unavailable("etcd grants no lease")
         last = known.entries.get(EPOCH)
-        epoch = Epoch(1 if last is None else int(last.value) + 1)
+        epoch = Epoch(max(0 if last is None else int(last.value), candidate.above) + 1)
         leader = Leader(epoch, candidate.name, candidate.where)
         election = Transaction(
             created=((LEADER, 0),),

@@ -24,6 +24,7 @@ from master.events import (
     Persist,
     Persisted,
     Prolonged,
+    RaiseEpoch,
     Reply,
     Request,
     SessionClosed,
@@ -135,6 +136,11 @@ class SimTerm:
             case Persist():
                 (self._behind if action.behind else self._first).append(action)
                 self._write_next()
+            case RaiseEpoch(above):
+                self.is_over = True
+                self._world.after_on(
+                    self._master.name, 0.0, partial(self._master.outrun, self.epoch, above)
+                )
             case CloseSession(session):
                 endpoint = self._sessions.get(session)
                 if endpoint is not None:

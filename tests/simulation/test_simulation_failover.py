@@ -284,6 +284,29 @@ def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(scene: Scene
     scene.world.cut.clear()
 
 
+def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(scene: Scene) -> None:
+    etcd, chain = etcd_of(scene), scene.chain(4)
+    earlier = {key: value for key, value in etcd.entries.items() if not value.lease}
+    for number in range(3):
+        scene.stored(scene.chain(4, number))
+        old = scene.leader
+        scene.simulation.crash(old.name)
+        another_leads(scene, old)
+        scene.simulation.restart(old.name)
+    last = scene.leader.epoch
+    for name in scene.simulation.masters:
+        scene.simulation.crash(name)
+    etcd.entries = earlier
+    scene.checks.etcd_was_put_back()
+    for name in scene.simulation.masters:
+        scene.simulation.restart(name)
+    scene.settle()
+    assert scene.leader.epoch > last
+    assert scene.worker_core().epoch == scene.leader.epoch
+    assert scene.read_all(chain) == [Hit()] * 4
+    assert scene.stored(scene.chain(4, 9)) == [Stored()] * 4
+
+
 def test_an_election_whose_answer_is_lost_is_held_again(scene: Scene) -> None:
     chain = scene.chain(4)
     scene.stored(chain)

@@ -23,7 +23,7 @@ REACHED: Final = {
     "fault pause master": 20,
     "fault pause worker": 50,
     "fault pause client": 50,
-    "fault pause etcd": 20,
+    "fault pause etcd": 5,
     "fault crash etcd": 10,
     "fault etcd ends leases": 50,
     "fault etcd changes its leader": 50,
