@@ -128,7 +128,7 @@ def test_a_tensor_is_a_block_of_its_device(name: str) -> None:
     block = tensors.device_block(tensor[1:3])
     assert (block.device.name, block.size_bytes) == (device.name, 48)
     into = Memory.of("into", bytearray(48), writable=True)
-    device.settle()
+    device.asked()()
     block.copy_to(into, [Move(0, 0, 48)])
     assert torch.frombuffer(into.view, dtype=torch.float32).tolist() == list(range(6, 18))
     block.copy_from(into, [Move(8, 0, 4)])
