@@ -337,6 +337,12 @@ class Sources(msgspec.Struct, frozen=True):
                 where, text = origins[error.field], text.removeprefix(f"{error.field}: ")
             raise ConfigError(f"{where}: {text}") from error
 
+    def mention_of(self, section: str) -> str | None:
+        """Where the section, or a key of it, is written; None where nothing of it is."""
+        for _, _, origin in self._written(section, ()):
+            return origin
+        return f"{self.file}: [{section}]" if section in self.tables else None
+
     def _written(self, section: str, keys: tuple[str, ...]) -> list[tuple[str, object, str]]:
         """(key, value as written, where it is written), the strongest source last."""
         prefix = f"{ENVIRONMENT_PREFIX}{section.upper()}_"

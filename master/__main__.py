@@ -9,6 +9,7 @@ import uvloop
 
 from kvstore.config import ClusterConfig
 from kvstore.coordination.etcd_config import EtcdConfig
+from kvstore.errors import ConfigError
 from kvstore.startup import run_server, sources_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def main() -> None:
 def _run(arguments: Sequence[str]) -> None:
     # Only now, since these import packages of ours by name.
     from master.config import MasterConfig
+    from master.metadata import ETCD
     from master.program import serve
 
     given = _parser().parse_args(arguments)
@@ -32,11 +34,20 @@ def _run(arguments: Sequence[str]) -> None:
     cluster = sources.section(ClusterConfig, "cluster")
     config = sources.section(MasterConfig, "master")
     etcd = sources.section(EtcdConfig, "etcd")
+    mention = sources.mention_of("etcd")
+    if config.metadata != ETCD and mention is not None:
+        # Else a forgotten line would have it lead by itself, beside those that share etcd.
+        raise ConfigError(f"{mention}: not for master.metadata = {config.metadata!r}, want 'etcd'")
     uvloop.run(serve(config, cluster, etcd))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(PROGRAM, description="Knows where every page is.")
+    parser = argparse.ArgumentParser(
+        PROGRAM,
+        description="Knows where every page is.",
+        epilog="Whatever has no option is set in the file, or by the environment: "
+        "KVHARBOR_MASTER_METADATA=etcd, KVHARBOR_ETCD_ENDPOINTS=a:2379,b:2379.",
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML file: [cluster], [master], [etcd]")
     parser.add_argument("--data-dir", metavar="DIR", help="metadata and announcement")
     parser.add_argument("--listen", metavar="HOST:PORT", help="port 0 takes a free one")

@@ -6,14 +6,13 @@ cleared by a wipe. Must not know what lies in a segment.
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kvstore.config import DiskSpace, Sources, read_file
-from kvstore.startup import SECTIONS
+from kvstore.cli.options import key_alone
+from kvstore.config import DiskSpace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from kvstore.cli.places import Places
 
-KEY: Final = "nvme"
-VARIABLE: Final = "KVHARBOR_WORKER_NVME"
 Disks = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,9 +39,6 @@ def given_disks(
     config: Path | None, options: Sequence[str], places: Places
 ) -> tuple[DiskSpace, ...]:
     """The pool's own folders on the disks that it is given. ConfigError for a bad value."""
-    tables = read_file(config, SECTIONS) if config else {}
-    worker = {key: value for key, value in tables.get("worker", {}).items() if key == KEY}
-    environment = {key: value for key, value in os.environ.items() if key == VARIABLE}
-    option = {KEY: ",".join(options) or None}
-    found = Sources(config, {"worker": worker}, environment, option).section(_Given, "worker")
+    sources = key_alone(config, "worker", "nvme", ",".join(options) or None)
+    found = sources.section(_Given, "worker")
     return tuple(DiskSpace(places.disk_folder(disk.path), disk.size) for disk in found.nvme)

@@ -105,6 +105,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     Port 0 takes a free one.
     """
     where = _places(data_dir)
+    standalone.require_alone(config)
     secret = cluster_section(config, secret_file).secret()
     disks = given_disks(config, nvme or (), where)
     devices = ",".join(hbm or ()) or None

@@ -10,7 +10,7 @@ import typer
 
 from kvstore import limits
 from kvstore.cli.operator import Operator
-from kvstore.config import ClusterConfig, Sources, read_file
+from kvstore.config import ENVIRONMENT_PREFIX, ClusterConfig, Sources, read_file
 from kvstore.startup import SECTIONS
 
 MASTER: Final = f"127.0.0.1:{limits.MASTER_PORT}"
@@ -49,6 +49,15 @@ def cluster_section(config: Path | None, secret_file: Path | None) -> ClusterCon
     tables = read_file(config, SECTIONS) if config else {}
     options = {"secret_file": str(secret_file) if secret_file else None}
     return Sources(config, tables, os.environ, options).section(ClusterConfig, "cluster")
+
+
+def key_alone(config: Path | None, section: str, key: str, option: str | None = None) -> Sources:
+    """What file, environment and option say of one key of a section that is another program's."""
+    tables = read_file(config, SECTIONS) if config else {}
+    table = {name: value for name, value in tables.get(section, {}).items() if name == key}
+    variable = f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
+    environment = {name: value for name, value in os.environ.items() if name == variable}
+    return Sources(config, {section: table}, environment, {key: option})
 
 
 def operator(master: str, cluster: str, secret_file: Path | None) -> Operator:

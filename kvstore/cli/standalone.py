@@ -19,9 +19,10 @@ import msgspec
 
 from kvstore.announcement import Announcement, announcement_path, read_announcement
 from kvstore.cli.operator import Operator
+from kvstore.cli.options import key_alone
 from kvstore.cli.places import forget_strange_segments
 from kvstore.config import DiskSpace
-from kvstore.errors import KVStoreError, Unavailable
+from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.address import UNIX_PATH_BYTES_MAX
 from kvstore.wire.messages.reads import Status
@@ -57,6 +58,25 @@ class PartDied(KVStoreError):
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         super().__init__(f"the {part} ended by itself ({how}):\n{last_words}")
         self.exit_code = returncode if returncode > 0 else int(ExitCode.CHILD_DIED)
+
+
+class _Given(msgspec.Struct, frozen=True):
+    """The one key of section [master] that is read here."""
+
+    metadata: str = "sqlite"
+
+    def __post_init__(self) -> None:
+        if self.metadata == "etcd":
+            want = "sqlite: with etcd start kvharbor-master and kvharbor-worker instead of `up`"
+            raise BadValue("metadata", self.metadata, want)
+
+
+def require_alone(config: Path | None) -> None:
+    """ConfigError where the pool's master is to share its metadata.
+
+    It might stand by for ever, and what `--fresh` and `wipe` remove is in the data folder.
+    """
+    key_alone(config, "master", "metadata").section(_Given, "master")
 
 
 class Wiring(msgspec.Struct, frozen=True):

@@ -253,6 +253,14 @@ def test_the_socket_is_the_owners_alone_and_a_dead_one_is_replaced(tmp_path: Pat
     assert not path.exists()
 
 
+def test_a_section_that_nobody_would_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[etcd]\nendpoints = ["10.0.0.1:2379"]\n')
+    got, said = refused(tmp_path, "--config", str(file))
+    assert got == ExitCode.USAGE
+    assert "etcd.endpoints: not for master.metadata = 'sqlite', want 'etcd'" in said
+
+
 @pytest.mark.parametrize(
     ("options", "code", "want"),
     [

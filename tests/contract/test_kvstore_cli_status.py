@@ -246,6 +246,17 @@ def test_bad_values_are_one_line(arguments: tuple[str, ...], text: str) -> None:
     assert refused(ExitCode.USAGE, *arguments).startswith(text)
 
 
+def test_a_standalone_pool_shares_its_metadata_with_nobody(tmp_path: Path) -> None:
+    want = "got 'etcd', want sqlite: with etcd start kvharbor-master and kvharbor-worker"
+    file = tmp_path / "pool.toml"
+    file.write_text('[master]\nmetadata = "etcd"\nlisten = "127.0.0.1:0"\n')
+    said = refused(ExitCode.USAGE, "up", "--data-dir", str(tmp_path), "--config", str(file))
+    assert said.startswith(f"{file}: master.metadata: {want}")
+    done = kvharbor("up", "--data-dir", str(tmp_path), KVHARBOR_MASTER_METADATA="etcd")
+    assert done.returncode == ExitCode.USAGE
+    assert f"environment: KVHARBOR_MASTER_METADATA: {want}" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [("status", "--nope"), ("frobnicate",), ("status", "extra"), ("up", "--dram")]
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.disks import VARIABLE, given_disks
+from kvstore.cli.disks import given_disks
 from kvstore.cli.places import places_of
 from kvstore.errors import ConfigError
 
@@ -28,7 +28,7 @@ def test_the_strongest_source_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "pool.toml"
     file.write_text('[worker]\ndram = "1GiB"\nnvme = [{path = "/mnt/file", size = "1GiB"}]\n')
     assert given(file) == [("/mnt/file", GIB)]
-    monkeypatch.setenv(VARIABLE, "/mnt/environment:2GiB")
+    monkeypatch.setenv("KVHARBOR_WORKER_NVME", "/mnt/environment:2GiB")
     assert given(file) == [("/mnt/environment", 2 * GIB)]
     found = given(file, "/mnt/option:3GiB", "/mnt/other:4GiB")
     assert found == [("/mnt/option", 3 * GIB), ("/mnt/other", 4 * GIB)]

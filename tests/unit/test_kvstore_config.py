@@ -72,6 +72,15 @@ def test_defaults_hold_where_nothing_is_said() -> None:
     assert sample() == Sample(Path("/d"))
 
 
+def test_where_a_section_is_mentioned() -> None:
+    file, environment = Path("f.toml"), {"KVHARBOR_ETCD_USER": "u"}
+    assert Sources(file, {"master": {}}, {"KVHARBOR_MASTER_NAME": "m"}).mention_of("etcd") is None
+    assert Sources(file, {"etcd": {}}).mention_of("etcd") == "f.toml: [etcd]"
+    assert Sources(file, {"etcd": {"user": "u"}}).mention_of("etcd") == "f.toml: etcd.user"
+    variable = Sources(None, {}, environment).mention_of("etcd")
+    assert variable == "environment: KVHARBOR_ETCD_USER"
+
+
 def test_every_kind_of_value_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
