@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import typer  # noqa: TC002 -- typer reads annotations when it runs
+import typer
 
 from kvstore.cli import output
 from kvstore.cli.operator import Operator
@@ -14,16 +14,22 @@ from kvstore.cli.options import (
     MASTER,
     AsJson,
     Cluster,
-    Master,
     SecretFile,
     cluster_section,
 )
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, Unavailable
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.reads import Status
 
 ASKED_AT_ONCE_MAX: Final = 16
+Masters = Annotated[
+    str,
+    typer.Option(
+        help="Whom to ask: host:port or unix:/path, several with commas between.",
+        envvar="KVHARBOR_MASTER",
+    ),
+]
 
 
 class MasterRow(msgspec.Struct, frozen=True):
@@ -39,7 +45,7 @@ class MasterRow(msgspec.Struct, frozen=True):
 
 def masters(
     context: typer.Context,
-    master: Master = MASTER,
+    master: Masters = MASTER,
     cluster: Cluster = "",
     secret_file: SecretFile = None,
     as_json: AsJson = False,
@@ -66,7 +72,8 @@ def masters(
                 names = said.master, said.standing, said.epoch, said.leader
                 rows.append(MasterRow(address, *names))
     if len(errors) == len(rows):
-        raise errors[0]
+        refusals = [error for error in errors if not isinstance(error, Unavailable)]
+        raise refusals[0] if refusals else Unavailable("; ".join(map(str, errors)))
     if as_json or context.obj:
         output.print_json({"masters": rows})
     else:

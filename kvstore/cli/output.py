@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
+EXACT: Final = 1e12
+"""Whole figures below it are shown to the last digit."""
 REPLAYED: Final = {
     "capacity_pages": "capacity, pages",
     "hit_ratio": "hit ratio",
@@ -201,7 +203,9 @@ def _replayed(pools: Iterable[Replayed], headings: Mapping[str, str]) -> Table:
 def _figure(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_figure(each)}" for name, each in value.items()) or "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < EXACT else f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def _leading(status: Status) -> str:

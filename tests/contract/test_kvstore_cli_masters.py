@@ -61,7 +61,10 @@ def test_masters_for_people(leads: str, stands_by: str, nobody: str) -> None:
 
 
 def test_masters_of_whom_nobody_answers(nobody: str) -> None:
-    assert "Connection refused" in refused(ExitCode.UNAVAILABLE, "masters", "--master", nobody)
+    nowhere = "unix:/nonexistent/master.sock"
+    said = refused(ExitCode.UNAVAILABLE, "masters", "--master", f"{nobody},{nowhere}")
+    assert f"cannot reach {nobody}: Connection refused" in said
+    assert f"cannot reach {nowhere}: No such file or directory" in said
 
 
 def test_status_of_a_standby_names_the_leader(stands_by: str) -> None:
