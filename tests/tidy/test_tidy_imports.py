@@ -8,29 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.sources import PACKAGES, ROOT, sources
+from tests.tidy.load_order import cycle, module_name
+from tests.tidy.sources import PACKAGES, ROOT, Source, sources
 
 HEAVY = {"aiohttp", "gguf", "mooncake", "numpy", "rich", "torch", "transformers", "typer", "uvloop"}
 
 LOADED = "import sys, kvstore; print(*{name.partition('.')[0] for name in sys.modules})"
 
-# Each import happens in a fork of an interpreter that has imported nothing of ours.
-IMPORT_EACH = """
-import importlib, os, sys, traceback
-failed = False
-for name in sys.argv[1:]:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            importlib.import_module(name)
-        except BaseException:
-            print(f"importing {name} first:", file=sys.stderr)
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    failed |= os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-sys.exit(failed)
-"""
+IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -39,11 +24,9 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
-def module_names() -> list[str]:
+def modules() -> list[Source]:
     """Every module of ours that is not a program."""
-    paths = [Path(source.path).with_suffix("") for source in sources(PACKAGES)]
-    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
-    return [name for name in names if not name.endswith("__main__")]
+    return [each for each in sources(PACKAGES) if not each.path.endswith("__main__.py")]
 
 
 def test_imports_go_downhill() -> None:
@@ -61,14 +44,30 @@ def test_importing_kvstore_is_light() -> None:
 
 
 def test_every_module_can_be_imported_first() -> None:
-    done = run(sys.executable, "-P", "-W", "error", "-c", IMPORT_EACH, *module_names())
+    assert cycle(modules()) == []
+    names = map(module_name, modules())
+    done = run(sys.executable, "-P", "-W", "error", "-c", IMPORT_ALL, *names)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_module_that_cannot_be_imported_is_found() -> None:
-    done = run(sys.executable, "-P", "-c", IMPORT_EACH, "kvstore", "kvstore.no_such_module")
-    assert done.returncode == 1
-    assert "importing kvstore.no_such_module first" in done.stderr
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (
+            {"p/__init__.py": "", "p/a.py": "from p import b", "p/b.py": "import p.a"},
+            {"p.a", "p.b"},
+        ),
+        ({"p/a.py": "class C:\n    from q import x", "q.py": "from p.a import C"}, {"p.a", "q"}),
+        ({"p/__init__.py": "import p.a", "p/a.py": "import q", "q.py": "import p.b"}, {"p", "q"}),
+        ({"p/__init__.py": "from p.a import x", "p/a.py": "from p import b", "p/b.py": ""}, set()),
+        ({"a.py": "if TYPE_CHECKING:\n    import b", "b.py": "def f():\n    import a"}, set()),
+        ({"a.py": "import b", "b.py": "async def f():\n    import a"}, set()),
+    ],
+)
+def test_modules_that_load_each_other_are_found(texts: dict[str, str], found: set[str]) -> None:
+    cycled = set(cycle(Source(path, text) for path, text in texts.items()))
+    assert found <= cycled
+    assert bool(found) == bool(cycled)
 
 
 @pytest.mark.parametrize("server", ["master", "workers"])
