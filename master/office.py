@@ -29,6 +29,7 @@ from master.leadership import (
     Renewal,
     RenewEnded,
     Resign,
+    Standing,
     StandingTick,
     StopAsked,
 )
@@ -101,6 +102,8 @@ class Office:
         self._restored: Sequence[Entry] = ()
         self._term: TermService | None = None
         self._must_resign = False
+        self._is_in_doubt = False
+        """Whether it was logged that this master's lease is."""
         self._doubt: str | None = None
         """Why the store did not say who leads, the last time; None when it did."""
 
@@ -146,8 +149,20 @@ class Office:
         where = leader.where if leader is not None and leader.where != me.where else ()
         standing = leadership.standing.value
         shown = standby_status(known.cluster, leadership.epoch, me.name, standing, where)
+        if leader is not None and where and where != known.leader:
+            _LOG.info("%s leads in epoch %d, at %s", leader.name, leader.epoch, ", ".join(where))
         if shown != known:
             self._reception.show(shown)
+
+    def _tell_doubt(self, now: float) -> None:
+        """Log once that the lease may have ended, and once that it has not."""
+        leadership, was_in_doubt = self.leadership, self._is_in_doubt
+        leads = leadership.standing is Standing.LEADING
+        self._is_in_doubt = leads and not leadership.leads(now)
+        if self._is_in_doubt and not was_in_doubt:
+            _LOG.warning("the lease of epoch %d is in doubt: lookups only", leadership.epoch)
+        elif was_in_doubt and leads and not self._is_in_doubt:
+            _LOG.warning("the lease of epoch %d is sure again", leadership.epoch)
 
     # Events in, actions out.
 
@@ -155,8 +170,10 @@ class Office:
         """Let the leadership take an event in and carry its actions out."""
         before = self.leadership.standing
         try:
-            actions = self.leadership.handle(event, self._clock.now_s())
+            now = self._clock.now_s()
+            actions = self.leadership.handle(event, now)
             self._show()
+            self._tell_doubt(now)
             for action in actions:
                 self._carry_out(action)
             if self.leadership.standing is not before:

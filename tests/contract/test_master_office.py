@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -22,7 +23,9 @@ from tests.contract.two_masters import (
 )
 
 
-def test_a_standby_names_the_leader_and_its_epoch() -> None:
+def test_a_standby_names_the_leader_and_its_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def use(world: World) -> None:
         await world.both()
         error = await refusal(world.second, OPEN)
@@ -39,6 +42,8 @@ def test_a_standby_names_the_leader_and_its_epoch() -> None:
         assert (told.master, told.standing, told.leader) == ("m1", "leading", ("m1:7700",))
 
     run(use)
+    said = [each.getMessage() for each in caplog.records]
+    assert said.count("m1 leads in epoch 1, at m1:7700") == 1
 
 
 def test_an_engine_is_sent_on_by_a_standby_even_when_it_asks_for_the_status() -> None:
@@ -121,7 +126,13 @@ def test_the_deposed_leader_closes_its_sessions_and_stands_by() -> None:
     run(use)
 
 
-def test_lookups_are_answered_in_doubt_and_the_term_goes_on_when_it_held() -> None:
+def test_lookups_are_answered_in_doubt_and_the_term_goes_on_when_it_held(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        said = [each.getMessage() for each in caplog.records]
+        return [text for text in said if text.startswith("the lease of epoch 1")]
+
     async def use(world: World) -> None:
         await world.first.start()
         await world.first.until(Standing.LEADING)
@@ -136,6 +147,9 @@ def test_lookups_are_answered_in_doubt_and_the_term_goes_on_when_it_held() -> No
         assert found.lease_ttl_s == 0.0
         with pytest.raises(Unavailable, match="in doubt"):
             await peer.call(OPEN, CALL_S)
+        failed = world.first.office.leadership.renewals_failed
+        await eventually(lambda: world.first.office.leadership.renewals_failed > failed + 1)
+        assert told() == ["the lease of epoch 1 is in doubt: lookups only"]
         world.disk.prolong()  # a renewal did come through, but its answer was lost
         world.first.store.is_cut_off = False
         await eventually(lambda: world.first.office.look()[0].standing == Standing.LEADING)
@@ -143,6 +157,7 @@ def test_lookups_are_answered_in_doubt_and_the_term_goes_on_when_it_held() -> No
         assert isinstance(found, Located)
         assert (found.epoch, found.lease_ttl_s > 0) == (1, True)
         assert len(world.first.states) == 1
+        assert told()[1:] == ["the lease of epoch 1 is sure again"]
 
     run(use)
 

@@ -41,7 +41,14 @@ if TYPE_CHECKING:
     from tests.simulation.sim_master import SimMaster
 
 FAILURES_EXPECTED: Final = frozenset(
-    ("unavailable", "out_of_space", "deadline_exceeded", "bad_value", "access_denied", "stale_epoch")
+    (
+        "unavailable",
+        "out_of_space",
+        "deadline_exceeded",
+        "bad_value",
+        "access_denied",
+        "stale_epoch",
+    )
 )
 """What may be answered to requests that are right: a worker's may be overtaken by its own new
 registration, and know of a higher epoch than who it asks."""
