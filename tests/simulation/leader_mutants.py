@@ -53,7 +53,7 @@ def anybody_may_write(patch: Patch) -> None:
 
 def stored_rows_are_trusted(patch: Patch) -> None:
     """A new leader serves what is stored of a chunk, whatever its worker says."""
-    adopt_stored = master_inventory._adopt_stored  # noqa: SLF001 — a guard is switched off from outside
+    adopt_stored = master_inventory._adopt_stored  # noqa: SLF001 — a guard that is off
 
     def adopt_any(
         core: Core, segment: Segment, listed: dict[int, ChunkDigest], start: int
@@ -68,7 +68,7 @@ def stored_rows_are_trusted(patch: Patch) -> None:
 
 def inventories_are_not_waited_for(patch: Patch) -> None:
     """A leader serves a worker's pages as soon as it has registered."""
-    join = master_membership._join  # noqa: SLF001 — a guard is switched off from outside
+    join = master_membership._join  # noqa: SLF001 — as above
 
     def join_at_once(core: Core, worker: object, offer: SegmentOffer) -> None:
         join(core, worker, offer)  # type: ignore[arg-type]  # passed through
@@ -93,7 +93,7 @@ def robbed_leaders_are_forgotten(patch: Patch) -> None:
 
 def workers_go_back(patch: Patch) -> None:
     """A worker follows a leader of an epoch below the one that it has seen."""
-    accepted = Membership._accepted  # noqa: SLF001 — a guard is switched off from outside
+    accepted = Membership._accepted  # noqa: SLF001 — as above
 
     def accepted_anyway(
         self: Membership, reply: WorkerAccepted, call: object, now: float

@@ -93,7 +93,8 @@ def test_a_scene_notices_a_missing_guard(
         tiers.__name__: {"lease_ttl_s": 1.0, **tiers.AHEAD},
         failover.__name__: {"masters": 2, "etcd": True},
     }
-    scene = Scene(clients=2, **how.get(scene_of.__module__, {}))  # type: ignore[arg-type]
+    more = how.get(scene_of.__module__, {})
+    scene = Scene(clients=2, **more)  # type: ignore[arg-type]  # as of Scene
     try:
         with pytest.raises((AssertionError, InvariantBroken)):
             scene_of(scene)
