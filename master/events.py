@@ -10,6 +10,7 @@ from typing import NewType
 
 import msgspec
 
+from kvstore.ids import Epoch
 from kvstore.wire.messages.base import Message
 
 SessionId = NewType("SessionId", int)
@@ -106,4 +107,10 @@ class CloseSession(msgspec.Struct, frozen=True, gc=False):
     session: SessionId
 
 
-Action = Reply | Command | Persist | CloseSession
+class RaiseEpoch(msgspec.Struct, frozen=True, gc=False):
+    """End this term, and lead in an epoch above that one, which somebody has seen (I10)."""
+
+    above: Epoch
+
+
+Action = Reply | Command | Persist | CloseSession | RaiseEpoch

@@ -50,6 +50,7 @@ class Turn(StrEnum):
     HELD = "lease renewed"
     DOUBTFUL = "no answer to a renewal"
     OVER = "lease over"
+    OUTRUN = "a higher epoch was seen"
     REPLACED = "replaced where nobody stands by"
     STOP = "stop asked"
 
@@ -68,6 +69,7 @@ LEADERSHIP_TRANSITIONS: Final[dict[tuple[Standing, Turn], Standing]] = {
     (Standing.LEADING, Turn.HELD): Standing.LEADING,
     (Standing.LEADING, Turn.DOUBTFUL): Standing.LEADING,
     (Standing.LEADING, Turn.OVER): Standing.STANDBY,
+    (Standing.LEADING, Turn.OUTRUN): Standing.STANDBY,
     (Standing.LEADING, Turn.REPLACED): Standing.STOPPED,
     (Standing.LEADING, Turn.STOP): Standing.STOPPED,
 }
@@ -102,6 +104,17 @@ class Deposed(msgspec.Struct, frozen=True):
     epoch: Epoch
 
 
+class EpochSeen(msgspec.Struct, frozen=True):
+    """A worker has met a leader of the higher epoch `seen`.
+
+    Another leads by now, as the store will say; or the store was put back to an earlier state. Then
+    this leader would give out generations that have been, and be refused by all who remember.
+    """
+
+    epoch: Epoch
+    seen: Epoch
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """What Load asked for in this epoch is there."""
 
@@ -116,11 +129,15 @@ class StopAsked(msgspec.Struct, frozen=True):
     """This master is to end; what it had to store is stored."""
 
 
-LeadershipEvent = CampaignEnded | RenewEnded | Deposed | Loaded | StandingTick | StopAsked
+LeadershipEvent = (
+    CampaignEnded | RenewEnded | Deposed | EpochSeen | Loaded | StandingTick | StopAsked
+)
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """Try to lead; CampaignEnded follows, after `timeout_s` at the latest."""
+    """Try to lead, above the epoch that is known of; CampaignEnded follows, after `timeout_s` at
+    the latest.
+    """
 
     timeout_s: float
 
@@ -217,6 +234,8 @@ class Leadership:
                     done = self._renew_ended(sent_s, renewal)
                 case Deposed():
                     done = self._over()
+                case EpochSeen(_, seen):
+                    done = self._outrun(seen)
                 case Loaded():
                     done = self._loaded()
                 case StopAsked():
@@ -225,7 +244,7 @@ class Leadership:
 
     def _concerns(self, event: LeadershipEvent) -> bool:
         """Whether the event is of the life, and of the term, that this master is in."""
-        if isinstance(event, RenewEnded | Deposed | Loaded):
+        if isinstance(event, RenewEnded | Deposed | EpochSeen | Loaded):
             in_term = self.standing in (Standing.LOADING, Standing.LEADING)
             return in_term and event.epoch == self.epoch
         return self.standing is not Standing.STOPPED
@@ -286,6 +305,14 @@ class Leadership:
         self._turn(Turn.OVER)
         self._due_s = NOT_YET
         return [EndTerm(self.epoch)]
+
+    def _outrun(self, seen: Epoch) -> list[LeadershipAction]:
+        """Lead again, above that (I10): at once, or when the lease of this term has ended."""
+        ended = EndTerm(self.epoch)
+        self._turn(Turn.OUTRUN)
+        self.leads_until_s = self._due_s = NOT_YET
+        self.epoch = seen
+        return [ended]
 
     def _stop(self) -> list[LeadershipAction]:
         held = self.standing is not Standing.STANDBY

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.errors import AccessDenied, BadValue, Unavailable
+from kvstore.coordination.metadata_store import EPOCH_MAX
+from kvstore.errors import AccessDenied, BadValue, StaleEpoch, Unavailable
+from kvstore.ids import Epoch
 from kvstore.lease import inherited_release_s
 from kvstore.replica import Tier
 from kvstore.segment import check_geometry
@@ -26,7 +28,7 @@ from kvstore.wire.messages.membership import (
     WorkerAccepted,
 )
 from master import chunk_writes
-from master.events import CloseSession, SessionId
+from master.events import CloseSession, RaiseEpoch, SessionId
 from master.losses import detach, fail_plans, lose_segment
 from master.moves import Lane
 from master.placing import segments_changed
@@ -83,6 +85,9 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     if message.worker != session.name:
         raise AccessDenied(f"worker {session.name} registers as {message.worker}")
     _check(core, message)
+    if message.epoch > core.epoch:  # I10: its records have generations of a time that was forgotten
+        core.actions.append(RaiseEpoch(Epoch(message.epoch)))
+        raise StaleEpoch(f"worker {message.worker} knows of epoch {message.epoch}")
     worker = core.workers.get(message.worker)
     if worker is None:
         worker = Worker(message.worker, message.host, (), None, core.now)
@@ -130,6 +135,8 @@ def _check(core: Core, message: RegisterWorker) -> None:
         raise BadValue("segments", names, f"at most {SEGMENTS_PER_WORKER_MAX}, each once")
     if len(message.addresses) > ADDRESSES_PER_WORKER_MAX:
         raise BadValue("addresses", len(names), f"at most {ADDRESSES_PER_WORKER_MAX}")
+    if not 0 <= message.epoch < EPOCH_MAX:
+        raise BadValue("epoch", message.epoch, f"0 to {EPOCH_MAX - 1}")
     for offer in message.segments:
         if not 0 < len(offer.segment.encode()) <= SEGMENT_NAME_BYTES_MAX:
             raise BadValue("segment", offer.segment, f"1 to {SEGMENT_NAME_BYTES_MAX} bytes")
@@ -239,6 +246,10 @@ def session_closed(core: Core, session: Session) -> None:
     if worker is not None and worker.session == session.id:
         detach(core, worker)
         segments_changed(core)
+        # It says what a missed heartbeat says: so a worker that died is lost within the time.
+        silent_since_s = core.now - core.tunables.heartbeat_interval_s
+        worker.heard_s = min(worker.heard_s, silent_since_s)
+        core.wakeup.by(next_loss_s(core))
 
 
 def wait_anew(core: Core) -> None:

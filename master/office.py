@@ -13,6 +13,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Final, assert_never
 
+import msgspec
+
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
 from master.leadership import (
     BeginTerm,
@@ -20,6 +22,7 @@ from master.leadership import (
     CampaignEnded,
     Deposed,
     EndTerm,
+    EpochSeen,
     GiveUp,
     Leadership,
     Load,
@@ -35,7 +38,7 @@ from master.leadership import (
 )
 from master.metrics import ShellCounts
 from master.reception import standby_status
-from master.service import TermService
+from master.service import EpochOutrun, TermService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -209,7 +212,10 @@ class Office:
         core = self._make_core(epoch, restored, until_s)
 
         def over(error: Exception) -> None:
-            if isinstance(error, StaleEpoch):
+            if isinstance(error, EpochOutrun):
+                _LOG.warning("epoch %d ends: %s", epoch, error)
+                self._loop.call_soon(self._feed, EpochSeen(epoch, error.seen))
+            elif isinstance(error, StaleEpoch):
                 self._loop.call_soon(self._feed, Deposed(epoch))
             else:
                 self._fail(error)
@@ -247,7 +253,9 @@ class Office:
                 self._is_open = True
             sent_s = self._clock.now_s()  # I9: before the question leaves
             async with asyncio.timeout(timeout_s):
-                answer = await self._store.campaign(self._candidate)
+                above = self.leadership.epoch
+                candidate = msgspec.structs.replace(self._candidate, above=above)
+                answer = await self._store.campaign(candidate)
         except NO_ANSWER as error:
             self._note(error)
         else:

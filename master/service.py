@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from kvstore import limits
-from kvstore.errors import BadValue, KVStoreError, Unavailable
+from kvstore.errors import BadValue, KVStoreError, StaleEpoch, Unavailable
 from kvstore.rpc.identity import SESSION_BYTES, Role
 from kvstore.wire.messages.reads import GetStatus, Status
 from master.events import (
@@ -24,6 +24,7 @@ from master.events import (
     Persist,
     Persisted,
     Prolonged,
+    RaiseEpoch,
     Reply,
     Request,
     SessionClosed,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from kvstore.clock import Clock
     from kvstore.coordination.metadata_store import MetadataStore
+    from kvstore.ids import Epoch
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.hello import Hello
@@ -68,11 +70,22 @@ class Core(Protocol):
         ...
 
 
+class EpochOutrun(StaleEpoch):
+    """A worker has met a higher epoch than this term's: another master leads, or the metadata
+    store has forgotten that one did.
+    """
+
+    def __init__(self, seen: Epoch) -> None:
+        """`seen` is the higher one."""
+        super().__init__(f"a worker has met a leader of epoch {seen}")
+        self.seen = seen
+
+
 class TermService:
     """A master's work in one term, around one core. All methods belong to the loop's thread.
 
-    Ends by `cut_off`, or tells `over` why it cannot go on: StaleEpoch when another master leads;
-    anything else is our bug.
+    Ends by `cut_off`, or tells `over` why it cannot go on: StaleEpoch when another master leads
+    (EpochOutrun: or did); anything else is our bug.
     """
 
     def __init__(
@@ -191,7 +204,7 @@ class TermService:
             self._set_alarm(at_s, at_s - now)
         return now
 
-    def _carry_out(self, action: Command | Persist | CloseSession) -> None:
+    def _carry_out(self, action: Command | Persist | CloseSession | RaiseEpoch) -> None:
         match action:
             case Command():
                 peer = self._peers.get(action.session)
@@ -203,6 +216,8 @@ class TermService:
             case CloseSession():
                 if (peer := self._peers.get(action.session)) is not None:
                     peer.close(Unavailable("the master ended this session"))
+            case RaiseEpoch(above):
+                self._break(EpochOutrun(above))
             case _:
                 assert_never(action)
 

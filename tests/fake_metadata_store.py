@@ -58,7 +58,7 @@ class MetadataDisk:
 
     def elect(self, candidate: Candidate) -> Leader:
         """Raise the epoch in favour of this one."""
-        self.epoch = Epoch(self.epoch + 1)
+        self.epoch = Epoch(max(self.epoch, candidate.above) + 1)
         self._leader = Leader(self.epoch, candidate.name, candidate.where)
         self.prolong()
         return self._leader

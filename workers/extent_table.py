@@ -11,6 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.errors import BadValue, InvariantBroken
+from kvstore.ids import Generation
 from kvstore.record import RecordState, chunk_digest
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
@@ -295,6 +296,11 @@ class SegmentTable:
         """The segment's inventory: a line for each chunk that holds anything."""
         lines = (self.chunks[start].digest() for start in sorted(self.chunks))
         return tuple(line for line in lines if line is not None)
+
+    def highest_generation(self) -> Generation:
+        """Of all records, and of all that was ever refused here; 0 where there was nothing."""
+        columns = (self._floors, *(chunk.generations for chunk in self.chunks.values()))
+        return Generation(max(map(max, columns)))
 
     def check_invariants(self) -> None:
         """Raise InvariantBroken unless chunks and frames agree and columns are of one length."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore import limits
+from kvstore.ids import epoch_of
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.membership import (
@@ -139,8 +140,15 @@ class Membership:
             for table in self._holdings.segments.values()
         )  # fmt: skip
         profile = self._profile
-        message = RegisterWorker(profile.worker, profile.host, profile.addresses, segments)
+        message = RegisterWorker(
+            profile.worker, profile.host, profile.addresses, segments, self._highest_epoch()
+        )
         return [self._call(Asked.REGISTER, message, now)]
+
+    def _highest_epoch(self) -> int:
+        """That of a leader, or of a record: those outlive this process (I10)."""
+        tables = self._holdings.segments.values()
+        return max([self.epoch, *(epoch_of(table.highest_generation()) for table in tables)])
 
     def closed(self) -> None:
         """The connection is gone; contact runs out by itself."""

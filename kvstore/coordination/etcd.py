@@ -191,7 +191,7 @@ class EtcdStore:
 
     async def _stand(self, candidate: Candidate, before: KeyValue | None) -> Term | Leader:
         """Try to make `leader` ours, and raise the epoch with it (I10)."""
-        epoch = self._next_epoch(before)
+        epoch = max(self._next_epoch(before), Epoch(candidate.above + 1))
         assert before is not None, "else there is no next epoch"
         granted = await self._calls.grant(round(limits.LEADER_LEASE_S), ELECTION_TIMEOUT_S)
         value = msgspec.json.encode(Leader(epoch, candidate.name, candidate.where))

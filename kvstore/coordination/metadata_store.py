@@ -36,6 +36,9 @@ class Candidate(msgspec.Struct, frozen=True):
 
     name: str
     where: tuple[str, ...]
+    above: Epoch = Epoch(0)
+    """An epoch that it wins is higher than this one: somebody has seen it, though the place may
+    have forgotten."""
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -59,7 +62,8 @@ class MetadataStore(Protocol):
     """Durable metadata under one epoch at a time (I10).
 
     Winning a campaign raises the epoch durably, so an epoch is never handed out twice, whatever
-    dies. The holder of a lower one can no longer write. A store object is opened once, used by
+    dies; where the place itself was put back to an earlier state, candidates know of higher ones.
+    The holder of a lower one can no longer write. A store object is opened once, used by
     one event loop, and serves any number of terms, one after another; nothing blocks that loop.
     """
 

@@ -67,7 +67,7 @@ class SqliteStore:
 
     async def campaign(self, candidate: Candidate) -> Term:
         """As the port says; the file is no place to look up leaders, so `candidate` is not kept."""
-        self._epoch = await self._in_thread(self._raise_epoch)
+        self._epoch = await self._in_thread(lambda: self._raise_epoch(candidate.above))
         return Term(self._epoch, math.inf)
 
     async def renew(self) -> None:
@@ -135,9 +135,9 @@ class SqliteStore:
             raise
         self._database = database
 
-    def _raise_epoch(self) -> Epoch:
+    def _raise_epoch(self, above: Epoch) -> Epoch:
         with _transaction(self._opened()) as database:
-            epoch = Epoch(_epoch(database) + 1)
+            epoch = Epoch(max(_epoch(database), above) + 1)
             assert epoch <= EPOCH_MAX, epoch
             database.execute("UPDATE leadership SET epoch = ?", (epoch,))
         # Into the main file: losing the -wal file must not bring an old epoch back.

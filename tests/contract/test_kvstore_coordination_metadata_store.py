@@ -6,6 +6,7 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kvstore.coordination.metadata_store import (
@@ -73,6 +74,21 @@ async def nothing(store: MetadataStore) -> None:
 
 def test_every_term_raises_the_epoch(place: Place) -> None:
     assert [term(place, nothing) for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_an_epoch_is_above_every_one_that_the_candidate_knows_of(place: Place) -> None:
+    """As after the place was put back to an earlier state."""
+
+    async def use(store: MetadataStore) -> None:
+        await store.resign()
+        for above, epoch in ((0, 2), (7, 8), (3, 9)):
+            candidate = msgspec.structs.replace(A, above=Epoch(above))
+            assert await store.campaign(candidate) == Term(Epoch(epoch), place.lease_s)
+            await store.write([("k", b"")], [])
+            await store.resign()
+
+    term(place, use)
+    assert term(place, nothing_but_k) == 10
 
 
 def test_one_store_serves_terms_one_after_another(place: Place) -> None:

@@ -7,7 +7,9 @@ import logging
 
 import pytest
 
-from kvstore.errors import ConfigError, InvariantBroken, NotLeader, Unavailable
+from kvstore.errors import ConfigError, InvariantBroken, NotLeader, StaleEpoch, Unavailable
+from kvstore.rpc.identity import Role
+from kvstore.wire.messages.membership import RegisterWorker, WorkerAccepted
 from kvstore.wire.messages.reads import GetStatus, Located, MatchPrefix
 from master.leadership import IN_DOUBT, Standing
 from tests.contract.two_masters import (
@@ -319,5 +321,23 @@ def test_lost_renewals_are_counted() -> None:
         await eventually(lambda: world.first.office.look()[1].renewals_failed >= 2)
         _, counts = world.first.office.look()
         assert (counts.terms, counts.lease_left_s < LEASE_S) == (1, True)
+
+    run(use)
+
+
+def test_a_worker_that_has_met_a_higher_epoch_is_led_in_one_above_it() -> None:
+    """The metadata was put back to an earlier state."""
+
+    async def use(world: World) -> None:
+        await world.first.start()
+        await world.first.until(Standing.LEADING, 1)
+        register = RegisterWorker("n", "h", (), (), epoch=7)
+        with pytest.raises(StaleEpoch):
+            await world.first.ask(register, Role.WORKER)
+        await world.first.until(Standing.LEADING, 8)
+        assert (Standing.STANDBY, 7) in world.first.standings
+        accepted = await world.first.ask(register, Role.WORKER)
+        assert isinstance(accepted, WorkerAccepted)
+        assert (accepted.epoch, world.disk.epoch) == (8, 8)
 
     run(use)

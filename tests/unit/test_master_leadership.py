@@ -21,6 +21,7 @@ from master.leadership import (
     CampaignEnded,
     Deposed,
     EndTerm,
+    EpochSeen,
     GiveUp,
     Leadership,
     LeadershipAction,
@@ -92,6 +93,7 @@ EVENTS: Final[dict[str, LeadershipEvent]] = {
     "unknown": RenewEnded(E1, NOW + 0.1, Renewal.UNKNOWN),
     "over": RenewEnded(E1, NOW + 0.1, Renewal.OVER),
     "deposed": Deposed(E1),
+    "outrun": EpochSeen(E1, E3),
     "loaded": Loaded(E1),
     "tick": StandingTick(),
     "stop": StopAsked(),
@@ -107,6 +109,7 @@ GRID: Final[dict[Standing, dict[str, tuple[Standing, list[LeadershipAction]] | N
         "unknown": (Standing.STANDBY, [AGAIN]),
         "over": (Standing.STANDBY, [AGAIN]),
         "deposed": (Standing.STANDBY, []),
+        "outrun": (Standing.STANDBY, []),
         "loaded": (Standing.STANDBY, []),
         "tick": (Standing.STANDBY, []),
         "stop": (Standing.STOPPED, [Resign()]),
@@ -119,6 +122,7 @@ GRID: Final[dict[Standing, dict[str, tuple[Standing, list[LeadershipAction]] | N
         "unknown": (Standing.LOADING, []),
         "over": (Standing.STANDBY, [EndTerm(E1), AGAIN]),
         "deposed": (Standing.STANDBY, [EndTerm(E1), AGAIN]),
+        "outrun": ILLEGAL,
         "loaded": (Standing.LEADING, [BeginTerm(E1, NOW + GOOD_S)]),
         "tick": (Standing.LOADING, []),
         "stop": (Standing.STOPPED, [EndTerm(E1), Resign()]),
@@ -131,6 +135,7 @@ GRID: Final[dict[Standing, dict[str, tuple[Standing, list[LeadershipAction]] | N
         "unknown": (Standing.LEADING, []),
         "over": (Standing.STANDBY, [EndTerm(E1), AGAIN]),
         "deposed": (Standing.STANDBY, [EndTerm(E1), AGAIN]),
+        "outrun": (Standing.STANDBY, [EndTerm(E1), AGAIN]),
         "loaded": ILLEGAL,
         "tick": (Standing.LEADING, []),
         "stop": (Standing.STOPPED, [EndTerm(E1), Resign()]),
@@ -156,7 +161,7 @@ def test_every_line_of_the_table_is_walked() -> None:
     turns = {
         "won": Turn.WON, "another": Turn.ANOTHER_LEADS, "undecided": Turn.UNDECIDED,
         "held": Turn.HELD, "unknown": Turn.DOUBTFUL, "over": Turn.OVER, "loaded": Turn.LOADED,
-        "stop": Turn.STOP,
+        "stop": Turn.STOP, "outrun": Turn.OUTRUN,
     }  # fmt: skip
     walked = {
         (standing, turns[name]): cell[0]
@@ -164,11 +169,9 @@ def test_every_line_of_the_table_is_walked() -> None:
         for name, cell in row.items()
         if name in turns and cell is not None and standing is not Standing.STOPPED
     }
-    late = {(Standing.STANDBY, turn) for turn in (Turn.HELD, Turn.DOUBTFUL, Turn.OVER, Turn.LOADED)}
-    seldom = {
-        (Standing.LOADING, Turn.REPLACED): Standing.STOPPED,
-        (Standing.LEADING, Turn.REPLACED): Standing.STOPPED,
-    }
+    late = {(Standing.STANDBY, Turn[t]) for t in ["HELD", "DOUBTFUL", "OVER", "OUTRUN", "LOADED"]}
+    ending = Standing.LOADING, Standing.LEADING
+    seldom = {(standing, Turn.REPLACED): Standing.STOPPED for standing in ending}
     seldom.update({at: after for at, after in walked.items() if at not in late})
     assert seldom == LEADERSHIP_TRANSITIONS
 
@@ -270,6 +273,16 @@ def test_where_leases_are_unknown_nobody_deposes_his_successor(make: object) -> 
     assert machine.wakeup_s == inf  # nothing is to be renewed
     assert machine.handle(Deposed(E1), NOW + 1e6) == [EndTerm(E1), GiveUp(E1)]
     assert machine.standing is Standing.STOPPED
+
+
+@pytest.mark.parametrize("lease_s", [LEASE_S, inf])
+def test_a_leader_that_was_outrun_leads_again_above_what_was_seen(lease_s: float) -> None:
+    machine = leading(lease_s)
+    assert machine.handle(EpochSeen(E1, E3), NOW + 0.3) == [EndTerm(E1), AGAIN]
+    # Its own lease of before may still run; what counts is what was seen.
+    machine.handle(CampaignEnded(NOW + 0.3, Leader(E1, "m1", ())), NOW + 0.4)
+    assert (machine.standing, machine.epoch) == (Standing.STANDBY, E3)
+    assert machine.handle(EpochSeen(E1, E2), NOW + 0.4) == []
 
 
 def test_a_campaign_that_is_won_after_the_stop_is_not_entered() -> None:

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from kvstore import limits
+from kvstore.coordination.metadata_store import EPOCH_MAX
+from kvstore.ids import Epoch
 from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.segment import Geometry, check_geometry
@@ -19,6 +21,7 @@ from kvstore.wire.messages.membership import (
 )
 from kvstore.wire.messages.reads import GetStatus, Status
 from master import losses
+from master.events import RaiseEpoch, Reply, Request
 from master.segments import SegmentState
 from master.tunables import Tunables
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
@@ -110,6 +113,21 @@ def test_a_worker_that_is_back_in_time_lost_nothing(rig: Rig, space: OpenedNames
     worker.join()
     assert space.probe(KEYS) == b"\1" * 8
     assert space.report(space.write(plans, chain(2, 4))) == [bytes(4)]
+
+
+def test_a_worker_whose_connection_ended_is_lost_a_heartbeat_sooner(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    space.put(KEYS)
+    rig.workers["w1"].ask(Heartbeat("w1", 1, 0))
+    rig.workers["w1"].leave()
+    ends_s = rig.now + LOST_S - limits.HEARTBEAT_INTERVAL_S
+    assert rig.master.wakeup_s <= ends_s
+    rig.tick(ends_s - rig.now - 0.01)
+    assert space.probe(KEYS) == b"\1" * 8
+    rig.tick(0.02)
+    assert state(rig) is SegmentState.LOST
+    assert space.probe(KEYS) == bytes(8)
 
 
 def test_a_lost_workers_copies_are_cleaned_away_and_adopted_again(
@@ -263,6 +281,8 @@ def test_a_forgotten_segment_is_forgotten_by_the_next_master_too() -> None:
         ({"segments": (SegmentOffer("w2-dram", 9, "dram", Geometry(CHUNK, CHUNK)),)}, "bad_value"),
         ({"segments": (SegmentOffer("w1-dram", 0, "dram", Geometry(CHUNK, CHUNK)),)}, "bad_value"),
         ({"addresses": (Address("tcp", "h:1", 1),) * 65}, "bad_value"),
+        ({"epoch": -1}, "bad_value"),
+        ({"epoch": EPOCH_MAX}, "bad_value"),
     ],
 )
 def test_bad_registrations_change_nothing(rig: Rig, change: dict[str, object], code: str) -> None:
@@ -271,6 +291,20 @@ def test_bad_registrations_change_nothing(rig: Rig, change: dict[str, object], c
     worker = rig.workers["w1"]
     assert failure(worker.ask(message)).code == code
     assert state(rig) is SegmentState.LIVE
+
+
+def test_a_worker_that_knows_of_a_higher_epoch_ends_this_one(rig: Rig) -> None:
+    """I10: what it remembers of removals, and what it refuses, is by generations of that time."""
+    message = RegisterWorker("w1", "h", (), (), epoch=7)
+    session = rig.open("worker", "", "w1")
+    actions = rig.master.handle(Request(session, 1, message), rig.now)
+    assert RaiseEpoch(Epoch(7)) in actions
+    refusal = next(each.message for each in actions if isinstance(each, Reply))
+    assert failure(refusal).code == "stale_epoch"
+    assert state(rig) is SegmentState.LIVE  # of the connection before
+    rig.takeover(8)
+    session = rig.open("worker", "", "w1")
+    assert isinstance(rig.ask(session, message), WorkerAccepted)
 
 
 def test_only_workers_register(rig: Rig) -> None:

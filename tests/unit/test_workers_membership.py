@@ -57,7 +57,7 @@ def test_registration_offers_segments_and_then_the_inventory() -> None:
     call = one(script.feed(events.LinkOpened()), events.CallMaster)
     address = Address("tcp", "127.0.0.1:1", 10)
     offer = SegmentOffer(SEGMENT, INCARNATION, "dram", GEOMETRY)
-    assert call.message == RegisterWorker("w", "host", (address,), (offer,))
+    assert call.message == RegisterWorker("w", "host", (address,), (offer,), 0)
     call = one(script.feed(events.MasterAnswered(call.call, ACCEPTED)), events.CallMaster)
     assert call.message == OfferInventory(SEGMENT, INCARNATION, ())
     wanted = InventoryWanted(())
@@ -66,6 +66,24 @@ def test_registration_offers_segments_and_then_the_inventory() -> None:
     assert not script.state.is_serving
     assert script.feed(events.MasterAnswered(call.call, Done())) == []
     assert script.state.is_serving
+
+
+def named_epoch(script: Script) -> int:
+    """That of a registration."""
+    call = one(script.feed(events.LinkOpened()), events.CallMaster)
+    assert isinstance(call.message, RegisterWorker)
+    return call.message.epoch
+
+
+def test_registration_names_the_highest_epoch_of_leaders_and_records() -> None:
+    script = Script()
+    script.serve().seal((0,), 5)
+    assert named_epoch(script) == EPOCH
+    script.serve(EPOCH + 2)
+    assert named_epoch(script) == EPOCH + 2
+    generations = script.table.chunks[0].generations
+    generations[0] = generation(1, EPOCH + 3)  # as found by a worker that met nobody since
+    assert named_epoch(script) == EPOCH + 3
 
 
 def test_the_inventory_is_a_digest_a_chunk_and_rows_of_those_wanted() -> None:

@@ -32,6 +32,9 @@ class RegisterWorker(Message, frozen=True, tag=80):
     host: str
     addresses: tuple[Address, ...]
     segments: tuple[SegmentOffer, ...]
+    epoch: int = 0
+    """The highest that this worker has met, or that its records name: the leader's is no lower, or
+    it has to lead in another one."""
 
 
 class WorkerAccepted(Message, frozen=True, tag=81):
