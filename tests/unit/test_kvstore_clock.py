@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_time_goes_on_while_the_host_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 3700.0, time.CLOCK_REALTIME: 1e9}
+    clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 3700.0}
     monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
     monkeypatch.setattr(time, "monotonic", lambda: clocks[time.CLOCK_MONOTONIC])
     assert SystemClock().now_s() == 3700.0
