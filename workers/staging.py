@@ -207,7 +207,7 @@ class Staging:
     def _claim(self, stage: _Stage, wanted: list[int], now_s: float) -> None:
         is_full = False
         for page in wanted:
-            found = self._slots.find(stage.ids[page])
+            found = self._find(stage, page)
             if found is not None:
                 self._slots.use(found, stage.session, now_s)
             elif not is_full:
@@ -218,6 +218,19 @@ class Staging:
                     stage.loads.append(page)
             if found is not None:
                 stage.slots[page] = found
+
+    def _find(self, stage: _Stage, page: int) -> Slot | None:
+        """Where the page is staged or on its way. What its record does not prove is loaded anew:
+        memory fails, too, and each reader would take it for a slot that went to another page."""
+        which = stage.ids[page]
+        slot = self._slots.find(which)
+        if slot is not None and slot.state is SlotState.STAGED:
+            row = self.segment.records.read(slot.offset, stage.size_class)
+            life = self.segment.incarnation
+            if not is_sealed_as(row, which.key, which.part, slot.generation, life):
+                self._slots.doubt(which)
+                return None
+        return slot
 
     def _free_slot(self, size_class: int, now_s: float) -> Slot | None:
         """A slot that nobody uses, exclusively locked: no view has it, and none can get it."""

@@ -220,6 +220,16 @@ def test_a_staged_copy_that_a_reader_doubts_is_found_no_more(rig: StagingRig) ->
     assert rig.stage(2).offsets == other.offsets
 
 
+def test_a_staged_copy_whose_record_is_damaged_is_loaded_anew(rig: StagingRig) -> None:
+    """Found by simulation, seed 271: to readers it was busy for as long as they asked for it."""
+    first = rig.stage(1)
+    at = array("Q", first.offsets)[0]
+    rig.memory.records.write_free(Stretch(0, 1, 0, at // SIZE, at), SIZE)
+    assert rig.read(first, 1) == bytes((STALE,))
+    assert rig.read(rig.stage(1), 1) == bytes((OK,))
+    assert rig.source.loaded == [key(1)] * 2
+
+
 @pytest.mark.parametrize(
     ("where", "again"),
     [
