@@ -131,7 +131,7 @@ def _losses(report: Report, pool: Pool, rounds: int) -> None:
         read_s, misses = pool.read_seconds()
         assert misses, "a dead worker's pages were read over tcp"
         met.seconds.append(read_s)
-        gone.seconds.append(until("its pages are gone", lambda: pool.found() == 0))
+        gone.seconds.append(until("its pages are gone", pool.is_first_gone))
         rig.workers[0].start()
         pool.await_whole()
     rows = [

@@ -95,6 +95,10 @@ class Pool:
         """How many of the pages are found now."""
         return sum(map(self._found_of, self.chains))
 
+    def is_first_gone(self) -> bool:
+        """Whether no page of the first chain is found."""
+        return not self._found_of(self.chains[0])
+
     def _found_of(self, chain: PageChain) -> int:
         return self._reader.match_prefix(self._opened, chain, lease=False).pages
 
