@@ -305,6 +305,8 @@ def _has(error: rpc.AioRpcError, texts: tuple[str, ...]) -> bool:
 
 def _typed(error: rpc.AioRpcError, target: str) -> KVStoreError | LeaseGone | Compacted:
     text = f"etcd at {target}: {error.details()}"
+    if _has(error, ("permission denied",)):
+        return AccessDenied(f"{text} (want readwrite on the prefix of [cluster] name)")
     if _has(error, _ACCESS_REFUSED):
         return AccessDenied(text)
     if _has(error, _TLS_REFUSED):

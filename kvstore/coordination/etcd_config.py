@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +84,35 @@ class EtcdConfig(msgspec.Struct, frozen=True):
             return None
         cert = None if self.cert_file is None else _pem(self.cert_file, "cert_file")
         key = None if self.key_file is None else read_private(self.key_file, "key")
-        return TlsFiles(_pem(self.ca_file, "ca_file"), cert, key)
+        found = TlsFiles(_pem(self.ca_file, "ca_file"), cert, key)
+        self._try_tls()
+        return found
+
+    def _try_tls(self) -> None:
+        """ConfigError where TLS could not begin with these files: the client of etcd would not say
+        so, only never connect.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self.ca_file)
+        except ssl.SSLError as error:
+            raise ConfigError(f"ca_file {self.ca_file}: not usable: {_said(error)}") from error
+        if self.cert_file is not None:
+            pair = f"cert_file {self.cert_file} with key_file {self.key_file}"
+            try:
+                # None would have it ask the terminal.
+                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            except (ssl.SSLError, ValueError) as error:
+                raise ConfigError(f"{pair}: not usable: {_said(error)}") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, want one without a password")
+
+
+def _said(error: Exception) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    return (reason or str(error)).replace("_", " ").lower()
 
 
 def _pem(path: Path, what: str) -> bytes:

@@ -330,7 +330,8 @@ def test_user_and_password(one: EtcdServers, tmp_path: Path) -> None:
 
     async def elsewhere() -> None:
         store = EtcdStore(EtcdConfig(places, user="kvharbor", password_file=right), "other")
-        await refused(store)
+        with pytest.raises(AccessDenied, match="want readwrite on the prefix"):
+            await store.open()
         await store.close()
 
     asyncio.run(elsewhere())

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from kvstore.config import Sources
 from kvstore.coordination.etcd_config import EtcdConfig, TlsFiles
 from kvstore.errors import ConfigError
 from kvstore.rpc.address import TcpAddress
+from tests.etcd_certificates import make_certificates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +96,7 @@ def test_a_password_is_text(tmp_path: Path, content: bytes) -> None:
 
 
 def test_files_of_tls_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    ca, cert = tmp_path / "ca", tmp_path / "cert"
+    ca = tmp_path / "ca"
     config = EtcdConfig(ca_file=ca)
     with pytest.raises(ConfigError, match=r"ca_file .*: cannot be read: No such file"):
         config.tls()
@@ -97,11 +104,38 @@ def test_files_of_tls_are_read_when_they_are_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca_file .*: holds no certificate in PEM form"):
         config.tls()
     ca.write_bytes(CERTIFICATE)
-    assert config.tls() == TlsFiles(CERTIFICATE, None, None)
-    cert.write_bytes(CERTIFICATE)
-    key = private(tmp_path / "key", b"a key")
+    with pytest.raises(ConfigError, match=r"ca_file .*: not usable: "):
+        config.tls()
+    made = make_certificates(tmp_path)
+    ca, cert, key = (
+        made.ca,
+        made.client.cert,
+        private(made.client.key, made.client.key.read_bytes()),
+    )
+    assert EtcdConfig(ca_file=ca).tls() == TlsFiles(ca.read_bytes(), None, None)
     config = EtcdConfig(ca_file=ca, cert_file=cert, key_file=key)
-    assert config.tls() == TlsFiles(CERTIFICATE, CERTIFICATE, b"a key")
+    assert config.tls() == TlsFiles(ca.read_bytes(), cert.read_bytes(), key.read_bytes().strip())
     key.chmod(0o644)
     with pytest.raises(ConfigError, match=r"key file .*: mode 0644 lets others read it"):
+        config.tls()
+
+
+def test_a_key_that_does_not_fit_its_certificate_is_named(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    other = private(made.server.key, made.server.key.read_bytes())
+    config = EtcdConfig(ca_file=made.ca, cert_file=made.client.cert, key_file=other)
+    want = f"cert_file {made.client.cert} with key_file {other}: not usable: key values mismatch"
+    with pytest.raises(ConfigError, match=want):
+        config.tls()
+
+
+def test_a_key_with_a_password_is_refused(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    key = load_pem_private_key(made.client.key.read_bytes(), None)
+    locked = key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a password")
+    )
+    file = private(tmp_path / "locked", locked)
+    config = EtcdConfig(ca_file=made.ca, cert_file=made.client.cert, key_file=file)
+    with pytest.raises(ConfigError, match="the key is encrypted, want one without a password"):
         config.tls()
