@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tests.etcd_certificates import Certificates
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from typing import Self
@@ -59,8 +59,8 @@ class EtcdMember:
     def __init__(self, name: str, folder: Path, options: EtcdOptions) -> None:
         """Take ports; nothing runs yet."""
         self.name = name
-        self.port = _free_port()
-        self._peer_port = _free_port()
+        self.port = free_port()
+        self._peer_port = free_port()
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -252,10 +252,3 @@ def _text(value: str) -> str:
 
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness import MIB, ProcessClock, Sample
 from benchmarks.peers.child import START_TIMEOUT_S, Child, PeerFailed, die_with_parent
 from benchmarks.regions import Region, same
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -73,7 +74,7 @@ class MooncakeStore(AbstractContextManager["MooncakeStore"]):
         folder = importlib.util.find_spec("mooncake")
         assert folder is not None, "mooncake is not installed"
         assert folder.origin is not None
-        rpc, metrics = _free_port(), _free_port()
+        rpc, metrics = free_port(), free_port()
         self._master_command = [
             str(Path(folder.origin).parent / "mooncake_master"),
             f"--rpc_port={rpc}",
@@ -207,13 +208,6 @@ class Requester:
         answer = self._child.call(*request)
         assert isinstance(answer, list)
         return answer
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _own_memory(pipe: Connection, master: str, segment_bytes: int) -> None:

@@ -44,7 +44,6 @@ PUT_SHARE: Final = 0.15
 REMOVE_SHARE: Final = 0.02
 VIEW_SHARE: Final = 0.2
 SHARED: Final = -1
-PAUSE_AFTER_ERROR_S: Final = 0.05
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore import Attention, CacheGroup, Content, Hit, KVStore, Layout, Stored
+from kvstore import AlreadyThere, Attention, CacheGroup, Content, Hit, KVStore, Layout, Stored
 from tests.fakes import payload
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PAGE_TOKENS = 4
 SIZE = 64 << 10
+PAGES = 16
+"""Of a chain, where nothing asks for another length."""
 
 
 def content(model: str, size: int = SIZE, ranks: int = 1) -> Content:
@@ -23,6 +25,11 @@ def content(model: str, size: int = SIZE, ranks: int = 1) -> Content:
     dims = size // (2 * PAGE_TOKENS * 2)
     group = CacheGroup(Attention.FULL, 1, ranks, dims, dims)
     return Content("default", model, "r1", "", "bfloat16", (group,), "rope")
+
+
+def more(opened: OpenedNamespace, number: int = 1) -> PageChain:
+    """A chain of one page, another one for each number, that no range of tokens begins with."""
+    return opened.chain([number, number, number, number])
 
 
 class Pages:
@@ -76,6 +83,10 @@ class Pages:
     def store_all(self, opened: OpenedNamespace, chain: PageChain) -> None:
         """Put pages that were not there."""
         assert self.put(opened, chain) == [Stored()] * len(chain)
+
+    def store_somehow(self, opened: OpenedNamespace, chain: PageChain) -> None:
+        """Put pages while the leader changes: a try whose answer was lost may have stored them."""
+        assert set(self.put(opened, chain)) <= {Stored(), AlreadyThere()}
 
     def read_back(
         self, locations: Locations, pages: int, part: int = 0, misses: Sequence[int] = ()

@@ -24,9 +24,10 @@ from tests.cluster.history import Call, read_history
 from tests.cluster.load_client import Load
 from tests.cluster.load_process import LoadProcess
 from tests.cluster.pages import Pages
-from tests.cluster.servers import Server, free_port, until
+from tests.cluster.servers import Server, until
 from tests.cluster.tcp_proxy import Proxies
 from tests.etcd_server import EtcdOptions, EtcdServers
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

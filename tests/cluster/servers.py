@@ -10,11 +10,9 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +20,7 @@ from kvstore.announcement import read_announcement
 from tests.cluster.up import clean_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     Sections = Mapping[str, Mapping[str, object]]
 
@@ -38,19 +36,19 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def until(what: str, is_so: Callable[[], object], timeout_s: float = START_S) -> float:
     """Wait until it is so; the seconds that took. Fails the test when it takes too long."""
     began_s = time.monotonic()
     while not is_so():
         assert time.monotonic() < began_s + timeout_s, f"not within {timeout_s} s: {what}"
         time.sleep(POLL_S)
+    return time.monotonic() - began_s
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    began_s = time.monotonic()
+    work()
     return time.monotonic() - began_s
 
 
@@ -61,13 +59,6 @@ def write_config(path: Path, sections: Sections) -> None:
         lines.append(f"[{section}]")
         lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     path.write_text("\n".join(lines) + "\n")
-
-
-def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to processes, some of which may be gone."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 class Server:

@@ -12,10 +12,12 @@ import pytest
 
 from kvstore import Stored
 from kvstore.exit_codes import ExitCode
+from tests.cluster.pages import PAGES
 from tests.cluster.rig import Rig, Shape
-from tests.cluster.servers import Server, free_port, until
+from tests.cluster.servers import Server, until
 from tests.cluster.tcp_proxy import Proxies
 from tests.etcd_server import EtcdServers
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-PAGES = 16
 SECRET = "a secret of this test's own"
 PASSWORD = "kvharbor's"
 MIB = 1 << 20

@@ -16,12 +16,13 @@ from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.wire.messages.reads import Probe
 from tests.cluster.client_program import MODEL
+from tests.cluster.pages import PAGES, more
 from tests.cluster.rig import Rig, Shape
-from tests.cluster.servers import until
+from tests.cluster.servers import seconds, until
 from tests.cluster.up import clean_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvstore import OpenedNamespace, PageChain
     from kvstore.client.locations import Locations
@@ -34,21 +35,13 @@ TAKEOVER_S = 6.0
 """What is promised is half of it, and measured by the benchmark: here many processes share a
 machine with whatever else it does."""
 LOST_S = 6.0
-PAGES = 16
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def harmed_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     shape = Shape(masters=2, workers=2, dram="64MiB", master={"lease_ttl_s": LEASE_TTL_S})
     with Rig(tmp_path_factory.mktemp("rig") / "pool", shape) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _whole(rig: Rig) -> None:
-    """Each test begins with everything at work."""
-    rig.heal()
-    until("everything is at work again", rig.is_whole)
 
 
 @pytest.fixture
@@ -57,35 +50,11 @@ def pages(rig: Rig, request: pytest.FixtureRequest) -> Iterator[Pages]:
         yield made
 
 
-@pytest.fixture
-def opened(pages: Pages) -> OpenedNamespace:
-    return pages.open()
-
-
-@pytest.fixture
-def chain(pages: Pages, opened: OpenedNamespace) -> PageChain:
-    """A chain of pages that is stored."""
-    made = opened.chain(range(4 * PAGES))
-    pages.store_all(opened, made)
-    return made
-
-
 def assert_found(pages: Pages, opened: OpenedNamespace, chain: PageChain) -> None:
     """All pages are found and read once the worker that holds them has come to the leader."""
     found = pages.store.match_prefix
     until("pages are found", lambda: found(opened, chain).pages == len(chain), TAKEOVER_S)
     pages.assert_readable(opened, chain)
-
-
-def more(opened: OpenedNamespace, number: int = 1) -> PageChain:
-    """Another chain, not stored yet."""
-    return opened.chain([number, number, number, number])
-
-
-def seconds(work: Callable[[], object]) -> float:
-    began_s = time.monotonic()
-    work()
-    return time.monotonic() - began_s
 
 
 @contextmanager
@@ -106,7 +75,7 @@ def test_a_killed_leader_costs_seconds_and_no_page(
 ) -> None:
     with another_leads(rig) as leader:
         rig.masters[leader].kill()
-        assert seconds(lambda: pages.store_all(opened, more(opened))) < TAKEOVER_S
+        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
         assert_found(pages, opened, chain)
     rig.masters[leader].start()
     pages.assert_readable(opened, chain)
@@ -128,7 +97,7 @@ def test_a_stopped_leader_is_replaced_and_stands_by_when_it_goes_on(
 ) -> None:
     with another_leads(rig) as leader:
         rig.masters[leader].stop()
-        assert seconds(lambda: pages.store_all(opened, more(opened))) < TAKEOVER_S
+        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
     rig.masters[leader].go_on()
     until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)
     assert_found(pages, opened, chain)
@@ -140,7 +109,7 @@ def test_a_leader_that_is_told_to_end_hands_over_at_once(
 ) -> None:
     with another_leads(rig) as leader:
         rig.masters[leader].terminate()
-        took_s = seconds(lambda: pages.store_all(opened, more(opened)))
+        took_s = seconds(lambda: pages.store_somehow(opened, more(opened)))
         assert rig.masters[leader].wait() == 0
     assert took_s < 1.5  # less than its lease would have lasted
     assert_found(pages, opened, chain)
@@ -153,7 +122,7 @@ def test_a_leader_cut_off_from_etcd_is_replaced(
         for proxy in rig.to_etcd[leader]:
             proxy.cut()
         until("the standby leads", lambda: leader not in rig.leaders()[:1], TAKEOVER_S)
-        assert seconds(lambda: pages.store_all(opened, more(opened))) < TAKEOVER_S
+        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
     for proxy in rig.to_etcd[leader]:
         proxy.heal()
     until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)

@@ -10,7 +10,7 @@ import pytest
 from kvstore import Stored
 from kvstore.lease import inherited_release_s
 from master.write_behind import CLOCK_EVERY_S
-from tests.cluster.pages import SIZE
+from tests.cluster.pages import PAGES, SIZE
 from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import until
 from tests.fakes import payload
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-PAGES = 16
 GRACE_S = inherited_release_s(0.0)
 """In which nothing goes after a takeover, since old leases may run."""
 TTL_S = 18.0

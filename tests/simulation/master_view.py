@@ -123,11 +123,6 @@ def readable_copies(master: SimMaster, namespace: bytes, key: bytes) -> list[Slo
     ]
 
 
-def is_in_tree(master: SimMaster, namespace: bytes, key: bytes) -> bool:
-    """Whether the directory knows the page, as a hole or not."""
-    return core_of(master).namespaces.get(namespace).tree.get(key) is not None
-
-
 def is_settled(segment: Segment) -> bool:
     """Whether the segment's inventory is compared."""
     return segment.state is SegmentState.LIVE
