@@ -69,8 +69,11 @@ class Put(msgspec.Struct, eq=False):
     bucket: int = NOWHERE
 
 
-class Plan(msgspec.Struct, gc=False, eq=False):
-    """Extents of one segment for consecutive pages of one chain and one part."""
+class Plan(msgspec.Struct, eq=False):
+    """Extents of one segment for consecutive pages of one chain and one part.
+
+    The collector has to know it: it and its put refer to each other when a term ends.
+    """
 
     generation: int
     put: Put

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvstore.coordination.metadata_store import Entry
     from kvstore.ids import Epoch
     from master.config import MasterConfig
+    from master.event_ring import EventRing
     from master.leadership import Leadership
     from master.tunables import Tunables
 
@@ -120,24 +121,26 @@ class Cores:
         """None was made yet."""
         self._tunables = tunables
         self._folder = folder
-        self._last: MasterState | None = None
+        self._last: tuple[Epoch, EventRing] | None = None
+        """Not the core itself: one that leads no more would keep a whole directory in memory."""
         self._writing: asyncio.Task[None] | None = None
 
     def make(self, epoch: Epoch, restored: Sequence[Entry], until_s: float) -> MasterState:
         """A core that leads in `epoch` until then, with what is durable. ConfigError if it is not
         ours.
         """
-        self._last = MasterState(self._tunables, epoch, restored, until_s)
-        for key in self._last.damaged:
+        core = MasterState(self._tunables, epoch, restored, until_s)
+        self._last = epoch, core.ring
+        for key in core.damaged:
             _LOG.error("metadata value %s is damaged: moved to %s", key, ASIDE + key)
-        return self._last
+        return core
 
     async def dump(self, name: str) -> None:
         """Write the events now, if there are any; the file replaces the last one of that name."""
         if self._last is not None:
-            cluster, epoch = self._tunables.cluster, self._last.core.epoch
+            (epoch, ring), cluster = self._last, self._tunables.cluster
             facts: dict[str, str | float] = {"role": ROLE, "cluster": cluster, "epoch": epoch}
-            await dump_events(self._folder / name, self._last.ring, **facts)
+            await dump_events(self._folder / name, ring, **facts)
 
     def start_dump(self) -> None:
         """Write them in the background, unless that is going on."""

@@ -43,8 +43,11 @@ class Session(msgspec.Struct, eq=False, frozen=True):
             raise AccessDenied(f"{self.role} of tenant {self.tenant}: another tenant's namespace")
 
 
-class Caller(msgspec.Struct, gc=False, frozen=True):
-    """Who gets the answer to one request."""
+class Caller(msgspec.Struct, frozen=True):
+    """Who gets the answer to one request.
+
+    The collector has to know it: a put that is being planned refers by it to who owns the put.
+    """
 
     session: Session
     request_id: int

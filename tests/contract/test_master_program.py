@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -70,3 +72,10 @@ def test_what_is_written_down_is_of_the_last_term(tmp_path: Path) -> None:
         header, *events = (tmp_path / name).read_text().splitlines()
         assert read_header(header) == {"role": "master", "cluster": "c", "epoch": 4}
         assert len(events) == 2
+
+
+def test_what_a_master_knew_in_a_term_goes_with_it(tmp_path: Path) -> None:
+    cores = Cores(Tunables(cluster="c"), tmp_path)
+    known = weakref.ref(cores.make(Epoch(3), (), inf))
+    gc.collect()
+    assert known() is None

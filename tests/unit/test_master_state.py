@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+
 import msgspec
 import pytest
 
 from kvstore import limits
 from kvstore.errors import CallerError, IllegalTransition
-from kvstore.ids import Epoch
+from kvstore.ids import ROOT_PARENT, Epoch
 from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 from kvstore.wire.messages.reads import GetStatus, Probe
 from master import event_ring
+from master.core import Core
 from master.event_ring import EventRing
 from master.events import Event, Persisted, Request, SessionClosed, SessionId, Tick, TicketId
+from master.plans import Owner, Put
+from master.removal import Removal
+from master.segments import Segment
 from master.state import MasterState
 from master.tunables import Tunables
 from tests.unit.master_rig import Rig, chain, failure
@@ -45,6 +51,36 @@ def test_strangers_get_nothing() -> None:
     assert rig.ask(SessionId(99), GetStatus()) is None
     rig.send(SessionClosed(SessionId(99)))
     rig.send(Persisted(TicketId(99)))
+
+
+def ids_of_parts() -> set[int]:
+    """Of all that is there of the parts of masters that refer to others."""
+    kinds = Core, Segment, Put, Owner, Removal
+    return {id(each) for each in gc.get_objects() if isinstance(each, kinds)}
+
+
+def test_nothing_of_a_term_outlives_it() -> None:
+    """A master may lead many times; what is open then is let go of with the rest."""
+    others = ids_of_parts()
+    rig = Rig()
+    rig.add_worker(chunks=64)
+    space = rig.open_namespace()
+    space.put(chain(1, 8))
+    rig.holds_commands = rig.holds_persists = True
+    chains = tuple(PutChain(ROOT_PARENT, chain(number, 1)) for number in range(10, 400))
+    many = BeginPut(bytes(16), space.id, chains, (0,), (4096,), 5.0, wait=False)
+    assert rig.ask(rig.engine, many) is None  # it takes more than one step
+    space.plans(chain(2, 4))
+    space.begin(chain(2, 4), wait=True, session=rig.open("engine", "tenant", "another"))
+    space.match(chain(1, 4))
+    space.remove(chain(1, 2))
+    rig.add_worker("w2", join=False)
+    mine = ids_of_parts() - others
+    rig.master = MasterState(Tunables(), Epoch(2))
+    gc.collect()
+    gc.collect()  # what only the first round has set free
+    assert len(mine) > len(rig.workers)
+    assert mine & ids_of_parts() == set()
 
 
 def test_an_idle_master_sleeps() -> None:
