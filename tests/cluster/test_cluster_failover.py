@@ -16,7 +16,7 @@ from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.wire.messages.reads import Probe
 from tests.cluster.client_program import MODEL
-from tests.cluster.pages import PAGES, more
+from tests.cluster.pages import PAGE_TOKENS, PAGES, Pages, more
 from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import seconds, until
 from tests.cluster.up import clean_environment
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kvstore import OpenedNamespace, PageChain
     from kvstore.client.locations import Locations
-    from tests.cluster.pages import Pages
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -233,18 +232,21 @@ def test_a_stopped_worker_is_passed_over_and_comes_back(
     assert_found(pages, opened, chain)
 
 
-def test_a_worker_cut_off_from_masters_is_lost_and_taken_back(
-    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
-) -> None:
+def test_a_worker_cut_off_from_masters_is_lost_and_taken_back(rig: Rig) -> None:
     """All workers, since they share the way: none can be written to, and nothing is lost."""
-    for proxy in rig.to_masters:
-        proxy.hold()
-    until("all pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
-    assert pages.put(opened, more(opened), timeout_s=1.0) != [Stored()]
-    for proxy in rig.to_masters:
-        proxy.heal()
-    assert_found(pages, opened, chain)
-    pages.store_all(opened, more(opened))
+    # Straight to the leader: a standby would name the address that workers use.
+    with Pages(rig.addresses[rig.leader()], "shm", "cut off workers") as pages:
+        opened = pages.open()
+        chain = opened.chain(range(PAGES * PAGE_TOKENS))
+        pages.store_all(opened, chain)
+        for proxy in rig.to_masters:
+            proxy.hold()
+        until("all pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
+        assert pages.put(opened, more(opened), timeout_s=1.0) != [Stored()]
+        for proxy in rig.to_masters:
+            proxy.heal()
+        assert_found(pages, opened, chain)
+        pages.store_all(opened, more(opened))
 
 
 def test_a_worker_that_is_told_to_end_lets_its_readers_finish(
