@@ -80,8 +80,8 @@ class Comparison(msgspec.Struct, eq=False):
     """An inventory under way; it belongs to one registration of the segment."""
 
     registration: int
-    wanted: dict[int, None] = {}
-    """Chunk starts whose rows are still to come."""
+    wanted: dict[int, None] | None = None
+    """Chunk starts whose rows are still to come; None until the offer has been compared."""
 
 
 def offer_inventory(core: Core, caller: Caller, message: OfferInventory) -> None:
@@ -90,7 +90,7 @@ def offer_inventory(core: Core, caller: Caller, message: OfferInventory) -> None
     listed = {chunk.chunk_start: chunk for chunk in message.chunks}
     if len(listed) != len(message.chunks) or len(listed) > segment.geometry.frames:
         raise BadValue("chunks", len(message.chunks), "each once")
-    core.comparisons[segment.id] = Comparison(segment.registration, {})
+    core.comparisons[segment.id] = Comparison(segment.registration)
     core.start(_while_registered(segment, _compare_digests(core, caller, segment, listed)))
 
 
@@ -171,8 +171,7 @@ def _settle_unlisted(
 def inventory_rows(core: Core, caller: Caller, message: InventoryRows) -> None:
     """Compare one chunk's records with ours; answer Done."""
     segment = _joining(core, caller, message.segment, message.incarnation)
-    comparison = _comparison(core, segment)
-    if message.chunk_start not in comparison.wanted:
+    if message.chunk_start not in _wanted(core, segment):
         core.reply(caller, Done())  # repeated
         return
     if len(message.rows) % RECORD_BYTES:
@@ -212,7 +211,7 @@ def _compare_rows(
     lives = core.restored.lives(segment, message.chunk_start, message.size_class)
     yield from adopt(core, segment, list(records.values()), lives)
     core.restored.drop(segment.id, message.chunk_start)
-    _comparison(core, segment).wanted.pop(message.chunk_start, None)
+    _wanted(core, segment).pop(message.chunk_start, None)
     core.reply(caller, Done())
 
 
@@ -280,7 +279,7 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
         core.reply(caller, Done())  # repeated
         return
     segment = _joining(core, caller, message.segment, message.incarnation)
-    missing = len(_comparison(core, segment).wanted)
+    missing = len(_wanted(core, segment))
     if missing:
         raise Unavailable(f"segment {segment.id}: rows of {missing} chunks are missing")
     del core.comparisons[segment.id]
@@ -332,8 +331,11 @@ def _joining(core: Core, caller: Caller, name: str, incarnation: int) -> Segment
     return segment
 
 
-def _comparison(core: Core, segment: Segment) -> Comparison:
+def _wanted(core: Core, segment: Segment) -> dict[int, None]:
+    """Chunks whose rows are still to come, once the whole offer has been compared."""
     comparison = core.comparisons.get(segment.id)
     if comparison is None or comparison.registration != segment.registration:
         raise Unavailable(f"segment {segment.id}: offer the inventory first")
-    return comparison
+    if comparison.wanted is None:
+        raise Unavailable(f"segment {segment.id}: what was offered is still being compared")
+    return comparison.wanted

@@ -11,9 +11,11 @@ from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
 from kvstore.wire.messages.membership import (
     ChunkDigest,
+    InventoryEnd,
     InventoryWanted,
     OfferInventory,
 )
+from master import adoption
 from master.chunk_values import (
     PREFIX,
     ChainRow,
@@ -25,7 +27,7 @@ from master.chunk_values import (
 from master.pool_time import KEY as CLOCK
 from master.pool_time import Life
 from master.restored_chunks import ASIDE
-from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain
+from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 from tests.unit.stored_pages import (
     KEYS,
     PAGE,
@@ -146,6 +148,29 @@ def test_without_a_worker_nothing_is_served_and_nothing_forgotten(
     assert offer(rig).chunk_starts == ()
     end(rig)
     assert space.probe(KEYS) == b"\1" * 12
+
+
+def test_an_inventory_does_not_end_before_its_offer_is_compared(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption, "COST_PER_STEP", 1)
+    space = rig.open_namespace()
+    for number in range(12):
+        space.put(chain(number, 1))
+    rig.pass_time(1.0)
+    rig.takeover(2)
+    worker = rig.workers["w1"]
+    worker.connect()
+    offered = OfferInventory(worker.segment, worker.incarnation, worker.digests())
+    assert worker.ask(offered) is None
+    compared = rig.last_request
+    early = failure(worker.ask(InventoryEnd(worker.segment, worker.incarnation)))
+    assert (early.code, "still being compared" in early.text) == ("unavailable", True)
+    rig.settle()
+    assert worker.session is not None
+    assert rig.reply(worker.session, compared) == InventoryWanted(())
+    end(rig)
+    assert [space.probe(chain(number, 1)) for number in range(12)] == [b"\1"] * 12
 
 
 # --- what is not believed -----------------------------------------------------------------------
