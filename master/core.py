@@ -17,7 +17,7 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master import placing
-from master.events import Command, Persist, Reply, SessionId, TicketId
+from master.events import Command, Note, Persist, Reply, SessionId, TicketId
 from master.eviction import EvictionInForce
 from master.in_force import AdmissionInForce, InForce
 from master.lenders import Lenders
@@ -166,6 +166,10 @@ class Core:
             self.actions = [each for each in actions if isinstance(each, Command | Persist)]
             return [each for each in actions if not isinstance(each, Command | Persist)]
         return actions
+
+    def note(self, text: str) -> None:
+        """Have a line logged; never for each page or request."""
+        self.actions.append(Note(text))
 
     def reply(self, caller: Caller, message: Message) -> None:
         """Answer a request."""

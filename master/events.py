@@ -113,4 +113,10 @@ class RaiseEpoch(msgspec.Struct, frozen=True, gc=False):
     above: Epoch
 
 
-Action = Reply | Command | Persist | CloseSession | RaiseEpoch
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """Something that whoever operates the pool wants to find in the log."""
+
+    text: str
+
+
+Action = Reply | Command | Persist | CloseSession | RaiseEpoch | Note

@@ -285,6 +285,8 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     del core.comparisons[segment.id]
     core.orders.drop(segment)
     segment.state, segment.readable = SegmentState.LIVE, True
+    sealed_bytes = segment.allocator.bytes_in[ExtentState.SEALED]
+    core.note(f"segment {segment.id} is live: {sealed_bytes} bytes sealed")
     core.restored.forget(segment.id)
     core.saving.compared(segment)
     core.version += 1

@@ -73,6 +73,7 @@ def _give_up(core: Core, worker: Worker) -> None:
             lose_segment(core, segment)
     segments_changed(core)
     core.counters["workers_left"] += 1
+    core.note(f"worker {worker.id} leaves")
 
 
 def answer_leaving(core: Core) -> None:

@@ -93,6 +93,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
         worker = Worker(message.worker, message.host, (), None, core.now)
         core.workers[worker.id] = worker
     if worker.session not in (None, session.id):
+        core.note(f"worker {worker.id} comes anew: its last connection is closed")
         core.actions.append(CloseSession(worker.session))
     detach(core, worker)
     worker.host, worker.addresses = message.host, message.addresses
@@ -109,6 +110,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     core.wakeup.by(next_loss_s(core))
     segments_changed(core)
     core.counters["registrations"] += 1
+    core.note(f"worker {worker.id} registers from host {worker.host}: {len(offered)} segments")
     _forget_unoffered(core, worker, offered)
     tunables = core.tunables
     answer = WorkerAccepted(core.epoch, tunables.heartbeat_interval_s, tunables.worker_lost_after_s)
@@ -152,7 +154,8 @@ def _check(core: Core, message: RegisterWorker) -> None:
         if known.worker != message.worker and known.state is not SegmentState.LOST:
             raise BadValue("segment", offer.segment, f"a segment not lent by {known.worker}")
         if offer.incarnation < known.incarnation:
-            raise BadValue("incarnation", offer.incarnation, f"at least {known.incarnation}")
+            want = f"at least {known.incarnation}; is another worker called {message.worker}?"
+            raise BadValue("incarnation", offer.incarnation, want)
 
 
 def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
@@ -225,7 +228,10 @@ def report_segment(core: Core, caller: Caller, message: ReportSegment) -> None:
     is_lost = segment.state is SegmentState.LOST
     if is_lost and medium is not Medium.FAILED:
         raise Unavailable(f"segment {segment.id} was given up: register again to compare it")
-    segment.medium, segment.reason = medium, message.reason[:REASON_CHARS_MAX]
+    reason = message.reason[:REASON_CHARS_MAX]
+    if (segment.medium, segment.reason) != (medium, reason):
+        core.note(f"segment {segment.id} is {medium.value}: {reason}")
+    segment.medium, segment.reason = medium, reason
     if medium is Medium.FAILED and not is_lost:
         core.counters["segments_failed"] += 1
         lose_segment(core, segment)
@@ -270,6 +276,7 @@ def lose_silent_workers(core: Core) -> None:
             core.lenders.drop(core, worker.id)
             core.leaving.pop(worker.id, None)
             del core.workers[worker.id]
+            core.note(f"worker {worker.id} is forgotten: it did not come back")
         else:
             worker.lost = True
             detach(core, worker)
@@ -277,6 +284,7 @@ def lose_silent_workers(core: Core) -> None:
                 lose_segment(core, segment)
             segments_changed(core)
             core.counters["workers_lost"] += 1
+            core.note(f"worker {worker.id} is lost: silent for {core.now - worker.heard_s:.1f} s")
     if core.now >= _absence_ends_s(core):
         for lender in dict.fromkeys(core.lenders.absent.values()):
             _forget_absent(core, lender)

@@ -35,6 +35,7 @@ def set_policy(core: Core, caller: Caller, message: SetPolicy) -> None:
     row = policy.row(message.kind)
     kept = SetPolicy(row.kind, row.name, {name: str(v) for name, v in row.parameters.items()})
     _changed(core)
+    core.note(f"policy of {row.kind}: {row.name} with {row.parameters}, as an operator wishes")
     answer = _in_force(core)
     core.persist(((PREFIX + row.kind, encode(kept)),), (), lambda: core.reply(caller, answer))
 
@@ -44,6 +45,7 @@ def reset_policy(core: Core, caller: Caller, message: ResetPolicy) -> None:
     caller.session.must_be_operator()
     _of_kind(core, message.kind).reset()
     _changed(core)
+    core.note(f"policy of {message.kind}: as configured, as an operator wishes")
     answer = _in_force(core)
     core.persist((), (PREFIX + message.kind,), lambda: core.reply(caller, answer))
 

@@ -21,6 +21,7 @@ from master.events import (
     CloseSession,
     Command,
     CommandAnswered,
+    Note,
     Persist,
     Persisted,
     Prolonged,
@@ -204,7 +205,7 @@ class TermService:
             self._set_alarm(at_s, at_s - now)
         return now
 
-    def _carry_out(self, action: Command | Persist | CloseSession | RaiseEpoch) -> None:
+    def _carry_out(self, action: Command | Persist | CloseSession | RaiseEpoch | Note) -> None:
         match action:
             case Command():
                 peer = self._peers.get(action.session)
@@ -216,6 +217,9 @@ class TermService:
             case CloseSession():
                 if (peer := self._peers.get(action.session)) is not None:
                     peer.close(Unavailable("the master ended this session"))
+            case Note(text):
+                # Some of it is peers' text, which must not look like lines of ours.
+                _LOG.info("".join(each if each.isprintable() else "?" for each in text))
             case RaiseEpoch(above):
                 self._break(EpochOutrun(above))
             case _:

@@ -85,6 +85,7 @@ def shrink_segment(core: Core, caller: Caller, message: ShrinkSegment) -> None:
         shrink = core.shrinking.open[segment] = Shrink(keep)
     shrink.keep = keep
     core.shrinking.look(core.now)
+    core.note(f"segment {segment.id} shrinks to {keep * length} bytes, as an operator wishes")
     left = segment.allocator.capacity_bytes - keep * length
     core.reply(caller, SegmentShrinks(segment.id, keep * length, left))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -264,6 +265,24 @@ def test_the_core_can_end_a_session() -> None:
         await bench.core.until(events.SessionClosed)
 
     run(use)
+
+
+def test_what_the_core_notes_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def use(bench: Bench) -> None:
+        def answer(event: events.Event) -> list[events.Action]:
+            match event:
+                case events.Request(session, request_id, Probe()):
+                    told = events.Note("100 % of w\n1")
+                    return [told, events.Reply(session, request_id, Done())]
+            return []
+
+        bench.core.answer = answer
+        await (await bench.dial()).call(PROBE, 5)
+
+    run(use)
+    assert "100 % of w?1" in [each.getMessage() for each in caplog.records]
 
 
 def persist_on_request(ticket: int) -> Callable[[events.Event], list[events.Action]]:

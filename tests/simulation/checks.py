@@ -30,6 +30,7 @@ from master.events import (
     Action,
     CloseSession,
     CommandAnswered,
+    Note,
     Prolonged,
     RaiseEpoch,
     Reply,
@@ -309,7 +310,7 @@ class Checks:
 def is_harmless(action: Action) -> bool:
     """Whether an action neither changes nor promises anything."""
     if not isinstance(action, Reply):
-        return isinstance(action, RaiseEpoch)
+        return isinstance(action, RaiseEpoch | Note)
     if isinstance(action.message, Located):
         return not action.message.lease_ttl_s
     return isinstance(action.message, (Failure, Probed, Status, *FACTS))

@@ -21,6 +21,7 @@ from master.events import (
     CommandAnswered,
     CommandId,
     Event,
+    Note,
     Persist,
     Persisted,
     Prolonged,
@@ -136,6 +137,8 @@ class SimTerm:
             case Persist():
                 (self._behind if action.behind else self._first).append(action)
                 self._write_next()
+            case Note():
+                pass
             case RaiseEpoch(above):
                 self.is_over = True
                 self._world.after_on(

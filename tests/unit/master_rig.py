@@ -26,6 +26,7 @@ from master.events import (
     CloseSession,
     Command,
     CommandAnswered,
+    Note,
     Persist,
     Persisted,
     Reply,
@@ -81,6 +82,7 @@ class Rig:
         self.commands: list[Command] = []
         self.persists: list[Persist] = []
         self.closed: list[SessionId] = []
+        self.notes: list[str] = []
         self.holds_persists = False
         self.holds_commands = False
         self.holds_moves = False
@@ -121,6 +123,8 @@ class Rig:
                     self.persists.append(action)
                 case CloseSession():
                     self.closed.append(action.session)
+                case Note():
+                    self.notes.append(action.text)
         if not self.holds_persists:
             self.store_all()
         if not self.holds_commands:
