@@ -73,7 +73,7 @@ class Worker(msgspec.Struct, eq=False):
         return SegmentState.JOINING if SegmentState.JOINING in states else SegmentState.LIVE
 
 
-def standing(worker: Worker) -> str:
+def state_name(worker: Worker) -> str:
     """What to call the state of a worker."""
     return "left" if worker.left else worker.state.value
 

@@ -15,7 +15,7 @@ from kvstore.wire.messages.reads import (
     WorkerStatus,
 )
 from master.leadership import IN_DOUBT, Standing
-from master.membership import standing
+from master.membership import state_name
 from master.segments import SegmentState
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _tiers(core: Core) -> Iterator[TierStatus]:
 def _worker(core: Core, worker: Worker) -> WorkerStatus:
     addresses = tuple(f"{address.transport}:{address.where}" for address in worker.addresses)
     heard_ago_s = core.now - worker.heard_s
-    return WorkerStatus(worker.id, worker.host, standing(worker), heard_ago_s, addresses)
+    return WorkerStatus(worker.id, worker.host, state_name(worker), heard_ago_s, addresses)
 
 
 def _segment(segment: Segment) -> SegmentStatus:

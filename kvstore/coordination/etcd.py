@@ -67,7 +67,7 @@ class _Config(msgspec.Struct, frozen=True):
     """A fingerprint of the cluster secret; empty without one."""
 
 
-class _Reign(msgspec.Struct, eq=False):
+class _OwnTerm(msgspec.Struct, eq=False):
     """A term that this master won."""
 
     epoch: Epoch
@@ -98,7 +98,7 @@ class EtcdStore:
         self._config = _Config(LAYOUT, proof.hex())
         self._families = families
         self._is_owned = config.owned
-        self._reign: _Reign | None = None
+        self._term: _OwnTerm | None = None
         self._writing = asyncio.Lock()
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -130,14 +130,14 @@ class EtcdStore:
 
     async def renew(self) -> None:
         """As the port says: the lease must live, and `leader` still be ours."""
-        reign = self._require_term()
+        term = self._require_term()
         with _nobody_can_tell():
             try:
-                await self._calls.keep_alive(reign.lease, ELECTION_TIMEOUT_S)
+                await self._calls.keep_alive(term.lease, ELECTION_TIMEOUT_S)
             except LeaseGone as error:
-                raise self._over(reign, "its lease has ended") from error
+                raise self._over(term, "its lease has ended") from error
             (leader,) = await self._look("leader")
-        self._require_ours(reign, leader)
+        self._require_ours(term, leader)
 
     async def load(self, prefix: str) -> AsyncIterator[list[Entry]]:
         """As the port says; Unavailable, too, when the moment was compacted away meanwhile."""
@@ -171,18 +171,18 @@ class EtcdStore:
         changes += [self._keys.put(key, value) for key, value in puts]
         changes.append(self._keys.touch("leader"))
         async with self._writing:
-            reign = self._require_term()
+            term = self._require_term()
             with _nobody_can_tell():
-                while not await self._write(reign, changes):
+                while not await self._write(term, changes):
                     pass
 
     async def resign(self) -> None:
         """As the port says."""
-        reign = self._end_term()
-        if reign is not None and not reign.over:
-            reign.over = "it resigned"
+        term = self._end_term()
+        if term is not None and not term.over:
+            term.over = "it resigned"
             with suppress(KVStoreError, LeaseGone):
-                await self._calls.revoke(reign.lease, ELECTION_TIMEOUT_S)
+                await self._calls.revoke(term.lease, ELECTION_TIMEOUT_S)
 
     async def close(self) -> None:
         """As the port says."""
@@ -218,7 +218,7 @@ class EtcdStore:
                 raise Unavailable("another election was under way")
             return self._leader(leader)
         revision = answer.header.revision
-        self._reign = _Reign(epoch, granted.ID, created=revision, written=revision)
+        self._term = _OwnTerm(epoch, granted.ID, created=revision, written=revision)
         if self._is_owned:
             self._upkeep = asyncio.create_task(self._forget_history())
         # Where its elections are slow etcd grants more than was asked for. That is not counted on:
@@ -229,21 +229,20 @@ class EtcdStore:
         with suppress(KVStoreError, LeaseGone):
             await self._calls.revoke(lease, ELECTION_TIMEOUT_S)
 
-    async def _write(self, reign: _Reign, changes: list[object]) -> bool:
+    async def _write(self, term: _OwnTerm, changes: list[object]) -> bool:
         """Whether they are in; else an earlier write turned out to be, and this one may follow."""
         request = rpc.TxnRequest(
-            compare=[
-                self._keys.is_written_at("leader", reign.written)
-            ],  # I10: no other term has written it
+            # I10: no other term has written it
+            compare=[self._keys.is_written_at("leader", term.written)],
             success=changes,
             failure=[self._keys.get("leader")],
         )
         answer = await self._calls.transact(request)
         if answer.succeeded:
-            reign.written = answer.header.revision
+            term.written = answer.header.revision
             return True
         (leader,) = found_by(answer)
-        reign.written = self._require_ours(reign, leader).mod_revision
+        term.written = self._require_ours(term, leader).mod_revision
         return False
 
     async def _forget_history(self) -> None:
@@ -260,37 +259,37 @@ class EtcdStore:
             except KVStoreError as error:
                 _LOG.warning("the history in etcd is not compacted for now: %s", error)
 
-    def _require_term(self) -> _Reign:
-        reign = self._reign
-        if reign is None:
+    def _require_term(self) -> _OwnTerm:
+        term = self._term
+        if term is None:
             raise StaleEpoch("this master is in no term")
-        if reign.over:
-            raise StaleEpoch(f"epoch {reign.epoch} is over: {reign.over}")
-        return reign
+        if term.over:
+            raise StaleEpoch(f"epoch {term.epoch} is over: {term.over}")
+        return term
 
-    def _require_ours(self, reign: _Reign, leader: KeyValue | None) -> KeyValue:
+    def _require_ours(self, term: _OwnTerm, leader: KeyValue | None) -> KeyValue:
         if leader is None:
-            raise self._over(reign, "nobody leads")
-        if leader.create_revision != reign.created:
+            raise self._over(term, "nobody leads")
+        if leader.create_revision != term.created:
             name = "somebody"
             with suppress(ConfigError):
                 name = self._leader(leader).name
-            raise self._over(reign, f"{name} leads")
+            raise self._over(term, f"{name} leads")
         return leader
 
-    def _over(self, reign: _Reign, why: str) -> StaleEpoch:
+    def _over(self, term: _OwnTerm, why: str) -> StaleEpoch:
         """End it for good."""
-        reign.over = why
-        if self._reign is reign and self._upkeep is not None:
+        term.over = why
+        if self._term is term and self._upkeep is not None:
             self._upkeep.cancel()
-        return StaleEpoch(f"epoch {reign.epoch} is over: {why}")
+        return StaleEpoch(f"epoch {term.epoch} is over: {why}")
 
-    def _end_term(self) -> _Reign | None:
-        reign, self._reign = self._reign, None
+    def _end_term(self) -> _OwnTerm | None:
+        term, self._term = self._term, None
         if self._upkeep is not None:
             self._upkeep.cancel()
             self._upkeep = None
-        return reign
+        return term
 
     def _check(self, config: KeyValue | None) -> None:
         """Whether what lies here is ours to use; ConfigError says what to do otherwise."""
