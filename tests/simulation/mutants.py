@@ -345,7 +345,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (copies_count_that_are_not_there, "I13 I16", TIERS),
     (moves_have_no_bound, "I7", TIERS),
     (hard_pins_are_ignored, "I31", PINS),
-    (frees_are_not_synced, "I3 I4 I12 I29", ONLY_DISKS),
+    (frees_are_not_synced, "I3 I4 I5 I12 I29", ONLY_DISKS),
     (leader_mutants.leaders_trust_their_lease, "I10", MASTERS),
     (leader_mutants.leases_count_from_the_answer, "I10", SLOW_ETCD),
     (leader_mutants.anybody_may_write, "I10", MASTERS),

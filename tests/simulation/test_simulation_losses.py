@@ -82,11 +82,11 @@ def test_contact_lifts_the_fence(scene: Scene) -> None:
 
 
 def test_a_pull_that_runs_when_the_fence_falls_ends(scene: Scene) -> None:
-    scene.worker().copy_delay_max_s = 4.0
+    scene.worker().copy_delay_max_s = 1.0
     put = scene.put(scene.chain(8), timeout_s=30.0)
     scene.run_until(lambda: bool(scene.worker().pulls))
     cut_off(scene, "worker0")
-    scene.run(T_S / 2 + 5.0)
+    scene.run(T_S / 2 + 1.5)
     assert not scene.worker().pulls
     scene.worker().copy_delay_max_s = 0.002
     scene.world.cut.clear()
