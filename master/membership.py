@@ -258,11 +258,11 @@ def session_closed(core: Core, session: Session) -> None:
         core.wakeup.by(next_loss_s(core))
 
 
-def wait_anew(core: Core) -> None:
-    """Nobody could be heard until now: workers that are not lost have all their time again."""
+def forgive_silence(core: Core, since_s: float) -> None:
+    """Nobody could be heard between then and now: of anybody's silence this does not count."""
     for worker in core.workers.values():
         if not worker.lost:
-            worker.heard_s = core.now
+            worker.heard_s = core.now - max(0.0, since_s - worker.heard_s)
 
 
 def lose_silent_workers(core: Core) -> None:

@@ -278,6 +278,19 @@ def test_a_worker_that_stays_silent_after_the_doubt_is_lost(
     assert space.probe(KEYS) == bytes(8)
 
 
+def test_a_worker_that_died_is_lost_however_often_the_lease_is_in_doubt(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    rounds = 0
+    while rig.master.core.segments["w1-dram"].state is SegmentState.LIVE:
+        rig.send(Prolonged(rig.now + 0.5))
+        rig.tick(0.49)
+        rig.tick(1.0)  # in doubt
+        rounds += 1
+    assert rounds == limits.WORKER_LOST_AFTER_S / 0.5 + 1
+    assert space.probe(KEYS) == bytes(8)
+
+
 def test_a_put_that_waits_gets_its_plans_afterwards(rig: Rig, space: OpenedNamespace) -> None:
     plans = space.plans(chain(3, 2))
     other = rig.open("engine", "tenant", "other")
