@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Fault = Callable[[Rig, Random], Undo]
 
 DELAY_MAX_S: Final = 0.05
-FRAGILE_BYTES_MAX: Final = 20_000
+FRAGILE_BYTES_MAX: Final = 200_000
+"""The value of a chunk has to come through now and then, else nobody ever stores or loads it."""
 
 
 def _killed(server: Server) -> Undo:
