@@ -85,7 +85,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     if message.worker != session.name:
         raise AccessDenied(f"worker {session.name} registers as {message.worker}")
     _check(core, message)
-    if message.epoch > core.epoch:  # I10: its records have generations of a time that was forgotten
+    if _is_of_a_forgotten_time(core, message):  # I10: and so are its records' generations
         core.actions.append(RaiseEpoch(Epoch(message.epoch)))
         raise StaleEpoch(f"worker {message.worker} knows of epoch {message.epoch}")
     worker = core.workers.get(message.worker)
@@ -116,6 +116,17 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     answer = WorkerAccepted(core.epoch, tunables.heartbeat_interval_s, tunables.worker_lost_after_s)
     # Before anything is put there: a later master must know that the segments exist (I29).
     core.lenders.note(core, worker.id, worker.segments, lambda: core.reply(caller, answer))
+
+
+def _is_of_a_forgotten_time(core: Core, message: RegisterWorker) -> bool:
+    """Whether the worker has met a leader that the metadata store has forgotten.
+
+    That one may have had this very epoch: nobody has met it in this term but who has registered.
+    """
+    if message.epoch != core.epoch:
+        return message.epoch > core.epoch
+    is_known = any(offer.segment in core.segments for offer in message.segments)
+    return message.worker not in core.workers and not is_known
 
 
 def _forget_unoffered(core: Core, worker: Worker, offered: Container[str]) -> None:

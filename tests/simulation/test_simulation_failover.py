@@ -284,10 +284,13 @@ def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(scene: Scene
     scene.world.cut.clear()
 
 
-def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(scene: Scene) -> None:
+@pytest.mark.parametrize("takeovers", [1, 3])
+def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(
+    scene: Scene, takeovers: int
+) -> None:
     etcd, chain = etcd_of(scene), scene.chain(4)
     earlier = {key: value for key, value in etcd.entries.items() if not value.lease}
-    for number in range(3):
+    for number in range(takeovers):
         scene.stored(scene.chain(4, number))
         old = scene.leader
         scene.simulation.crash(old.name)

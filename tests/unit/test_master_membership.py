@@ -307,6 +307,24 @@ def test_a_worker_that_knows_of_a_higher_epoch_ends_this_one(rig: Rig) -> None:
     assert isinstance(rig.ask(session, message), WorkerAccepted)
 
 
+def test_a_worker_of_this_epoch_that_nobody_has_met_in_it_ends_it_too(rig: Rig) -> None:
+    """I6, I10: a store that was put back comes to one epoch twice, and so would generations."""
+    stranger = RegisterWorker("w2", "h", (), (), epoch=1)
+    session = rig.open("worker", "", "w2")
+    actions = rig.master.handle(Request(session, 1, stranger), rig.now)
+    assert RaiseEpoch(Epoch(1)) in actions
+    known = RegisterWorker("w1", "h", (), (), epoch=1)
+    assert isinstance(rig.ask(rig.open("worker", "", "w1"), known), WorkerAccepted)
+
+
+def test_a_worker_that_took_another_name_in_this_epoch_goes_on(rig: Rig) -> None:
+    rig.workers["w1"].leave()
+    rig.pass_time(LOST_S + 0.5)
+    moved = (SegmentOffer("w1-dram", 1, "dram", Geometry(CHUNK, CHUNK)),)
+    named_anew = RegisterWorker("w2", "h", (), moved, epoch=1)
+    assert isinstance(rig.ask(rig.open("worker", "", "w2"), named_anew), WorkerAccepted)
+
+
 def test_only_workers_register(rig: Rig) -> None:
     assert failure(rig.ask(rig.engine, RegisterWorker("w1", "h", (), ()))).code == "access_denied"
     assert failure(rig.ask(rig.engine, Heartbeat("w1", 1, 0))).code == "access_denied"
