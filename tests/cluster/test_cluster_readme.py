@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import runpy
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ ADDRESS = "127.0.0.1:7700"
 def blocks(language: str) -> list[str]:
     """The fenced blocks of one language."""
     text = README.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    # All of them, else the end of one would be taken for the beginning of another.
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
 
 
 def test_the_program_in_the_readme_stores_and_reads(shared_pool: Up, tmp_path: Path) -> None:
@@ -43,12 +46,24 @@ def test_the_program_in_the_readme_stores_and_reads(shared_pool: Up, tmp_path: P
 def test_the_commands_in_the_readme_exist(shared_pool: Up) -> None:
     lines = [line for block in blocks("") for line in block.splitlines()]
     commands = [
-        line.split("#")[0].split() for line in lines if line.startswith(".venv/bin/kvharbor")
+        line.split("#")[0].split() for line in lines if line.startswith(".venv/bin/kvharbor ")
     ]
-    assert {words[1] for words in commands} == {"up", "status", "policy", "trace"}
+    assert {words[1] for words in commands} == {"up", "status", "policy", "trace", "masters"}
     for words in commands:
         asked = [word for word in words[1:] if word.startswith("--")]
         command = itertools.takewhile(lambda word: word.isalpha() and word.islower(), words[1:])
         shown = kvharbor(*command, "--help").stdout
         assert all(option in shown for option in asked)
     assert kvharbor("status", f"--master={shared_pool.master}").returncode == 0
+
+
+def test_the_metrics_in_the_readme_exist(shared_pool: Up) -> None:
+    served = ""
+    for part in ("master", "worker"):
+        with urllib.request.urlopen(f"http://{shared_pool.ready[part]['admin']}/metrics") as answer:
+            served += answer.read().decode()
+    named = re.findall(r"`(kvharbor_[a-z_]+)(\{[^}`]*\})?`", README.read_text(encoding="utf-8"))
+    assert len(named) > 5
+    for name, labels in named:
+        assert f"# TYPE {name} " in served
+        assert f"{name}{labels}" in served

@@ -10,6 +10,7 @@ from kvstore.config import ClusterConfig, Sources
 from kvstore.coordination.etcd_config import EtcdConfig
 from kvstore.startup import SECTIONS
 from master.config import MasterConfig
+from workers.config import WorkerConfig
 
 
 def test_the_measured_table_is_made_from_the_results() -> None:
@@ -25,3 +26,4 @@ def test_the_configuration_is_one() -> None:
     assert sources.section(ClusterConfig, "cluster").name == "pool-1"
     assert sources.section(MasterConfig, "master").metadata == "etcd"
     assert sources.section(EtcdConfig, "etcd").user == "kvharbor"
+    assert len(sources.section(WorkerConfig, "worker").master) == 2
