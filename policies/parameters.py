@@ -6,7 +6,7 @@ ones at any time by being handed another struct.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 P = TypeVar("P", bound=Parameters)
+
+WORDS: Final = {"`float`": "a number", "`int`": "a whole number"}
+"""What msgspec calls values, and what people do."""
 
 
 def amended(current: P, written: Mapping[str, object]) -> P:
@@ -38,4 +41,7 @@ def amended(current: P, written: Mapping[str, object]) -> P:
     except msgspec.ValidationError as error:
         want, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")
-        raise BadValue(name, written[name], want.removeprefix("Expected ")) from error
+        want = want.removeprefix("Expected ").partition(", got")[0]
+        for code, words in WORDS.items():
+            want = want.replace(code, words)
+        raise BadValue(name, written[name], want) from error

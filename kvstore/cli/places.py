@@ -87,6 +87,9 @@ def prepare_disks(places: Places, folders: Sequence[Path]) -> None:
     for folder in folders:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError as error:
+            why = f"{error.strerror}: make {folder.parent}, or mount its disk"
+            raise ConfigError(f"folder {folder}: cannot be made: {why}") from error
         except OSError as error:
             raise ConfigError(f"folder {folder}: cannot be made: {error.strerror}") from error
         _require_ours(folder)

@@ -112,6 +112,10 @@ class Locations(msgspec.Struct, frozen=True):
         """On the store's monotonic clock: when the first of the leases ends; 0 without lease."""
         return min((piece.deadline_s or 0.0 for piece in self.pieces), default=0.0)
 
+    def __repr__(self) -> str:
+        found = self.readable.count(1)
+        return f"{type(self).__name__}({found} of {len(self.chain)} pages, {self.chain})"
+
     def part_bytes(self, part: int) -> int:
         """Bytes of such a part; of named objects the largest one's, 0 when none was found."""
         parts = self.opened.namespace.parts

@@ -64,6 +64,7 @@ def test_a_match_stops_at_the_first_batch_with_a_gap() -> None:
     assert match.pages == full + 2
     assert [piece.first for piece in match.pieces] == [0, full]
     assert match.leased_until_s == script.clock.now_s() + 3.5
+    assert repr(match).startswith(f"Match({full + 2} of {4 * full} pages, PageChain(")
     assert [type(message) for message in script.asked] == [MatchPrefix, MatchPrefix]
 
 

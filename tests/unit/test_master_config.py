@@ -64,9 +64,9 @@ def test_parameters_of_a_policy_may_come_as_text() -> None:
 def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^\[master\]: parameter: got 'ttl_s', want one of gho"):
         read(eviction_parameters={"ttl_s": 60})
-    with pytest.raises(ConfigError, match=r"^\[master\]: half_life_s: got 0.0, want `float` >= 1"):
+    with pytest.raises(ConfigError, match=r"^\[master\]: half_life_s: got 0.0, want a number >= 1"):
         read(eviction_parameters={"half_life_s": 0})
-    with pytest.raises(ConfigError, match=r"drive_writes_per_day: got 0.0, want `float` >= 0.001"):
+    with pytest.raises(ConfigError, match=r"drive_writes_per_day: got 0.0, want a number >= 0.001"):
         read(nvme_admission_parameters={"drive_writes_per_day": 0})
 
 
