@@ -58,7 +58,7 @@ REACHED: Final = {
     "missing: FreeExtents": 500,
     "missing: its worker was away": 100,
     "terms": 600,
-    "answers in doubt": 100,
+    "answers in doubt": 30,
     "pages kept by a new leader": 500,
     "ingests fenced": 20,
     "scans": 5000,
