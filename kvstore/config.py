@@ -337,9 +337,9 @@ class Sources(msgspec.Struct, frozen=True):
                 where, text = origins[error.field], text.removeprefix(f"{error.field}: ")
             raise ConfigError(f"{where}: {text}") from error
 
-    def mention_of(self, section: str) -> str | None:
+    def mention_of(self, kind: type[Section], section: str) -> str | None:
         """Where the section, or a key of it, is written; None where nothing of it is."""
-        for _, _, origin in self._written(section, ()):
+        for _, _, origin in self._written(section, kind.__struct_fields__):
             return origin
         return f"{self.file}: [{section}]" if section in self.tables else None
 

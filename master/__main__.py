@@ -34,7 +34,7 @@ def _run(arguments: Sequence[str]) -> None:
     cluster = sources.section(ClusterConfig, "cluster")
     config = sources.section(MasterConfig, "master")
     etcd = sources.section(EtcdConfig, "etcd")
-    mention = sources.mention_of("etcd")
+    mention = sources.mention_of(EtcdConfig, "etcd")
     if config.metadata != ETCD and mention is not None:
         # Else a forgotten line would have it lead by itself, beside those that share etcd.
         raise ConfigError(f"{mention}: not for master.metadata = {config.metadata!r}, want 'etcd'")
@@ -46,13 +46,16 @@ def _parser() -> argparse.ArgumentParser:
         PROGRAM,
         description="Knows where every page is.",
         epilog="Whatever has no option is set in the file, or by the environment: "
-        "KVHARBOR_MASTER_METADATA=etcd, KVHARBOR_ETCD_ENDPOINTS=a:2379,b:2379.",
+        "KVHARBOR_MASTER_LEASE_TTL_S=5, KVHARBOR_ETCD_OWNED=true.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file: [cluster], [master], [etcd]")
     parser.add_argument("--data-dir", metavar="DIR", help="metadata and announcement")
     parser.add_argument("--listen", metavar="HOST:PORT", help="port 0 takes a free one")
+    parser.add_argument("--advertise", metavar="HOST:PORT[,...]", help="where others reach that")
     parser.add_argument("--unix", metavar="PATH", help="Unix socket for this host, or off")
     parser.add_argument("--admin", metavar="HOST:PORT", help="HTTP pages, or off")
+    parser.add_argument("--metadata", metavar="KIND", help="sqlite (alone), or etcd (shared)")
+    parser.add_argument("--etcd-endpoints", metavar="HOST:PORT[,...]", help="where etcd is")
     parser.add_argument("--cluster-name", metavar="NAME", help="name of the cluster")
     parser.add_argument("--secret-file", metavar="FILE", help="file with the cluster secret")
     return parser

@@ -259,6 +259,9 @@ def test_a_section_that_nobody_would_read_is_refused(tmp_path: Path) -> None:
     got, said = refused(tmp_path, "--config", str(file))
     assert got == ExitCode.USAGE
     assert "etcd.endpoints: not for master.metadata = 'sqlite', want 'etcd'" in said
+    got, said = refused(tmp_path, "--etcd-endpoints", "10.0.0.1:2379")
+    assert got == ExitCode.USAGE
+    assert "option --etcd-endpoints: not for master.metadata" in said
 
 
 @pytest.mark.parametrize(

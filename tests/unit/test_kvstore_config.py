@@ -73,12 +73,17 @@ def test_defaults_hold_where_nothing_is_said() -> None:
 
 
 def test_where_a_section_is_mentioned() -> None:
-    file, environment = Path("f.toml"), {"KVHARBOR_ETCD_USER": "u"}
-    assert Sources(file, {"master": {}}, {"KVHARBOR_MASTER_NAME": "m"}).mention_of("etcd") is None
-    assert Sources(file, {"etcd": {}}).mention_of("etcd") == "f.toml: [etcd]"
-    assert Sources(file, {"etcd": {"user": "u"}}).mention_of("etcd") == "f.toml: etcd.user"
-    variable = Sources(None, {}, environment).mention_of("etcd")
-    assert variable == "environment: KVHARBOR_ETCD_USER"
+    def mention(
+        tables: dict[str, dict[str, str]], *environment: str, **options: str | None
+    ) -> str | None:
+        variables = dict.fromkeys(environment, "x")
+        return Sources(Path("f.toml"), tables, variables, options).mention_of(Sample, "sample")
+
+    assert mention({"other": {"listen": "x"}}, "KVHARBOR_OTHER_LISTEN", sample_listen=None) is None
+    assert mention({"sample": {}}) == "f.toml: [sample]"
+    assert mention({"sample": {"listen": "x"}}) == "f.toml: sample.listen"
+    assert mention({}, "KVHARBOR_SAMPLE_LISTEN") == "environment: KVHARBOR_SAMPLE_LISTEN"
+    assert mention({}, sample_listen="x") == "option --sample-listen"
 
 
 def test_every_kind_of_value_is_read_from_a_file(tmp_path: Path) -> None:
