@@ -149,8 +149,8 @@ class Core:
         """It is `now`: for the whole of one event."""
         if self.started_s == NOT_STARTED:
             self.started_s = now
-            self.pins.start(now)
             self.pool_time.start(now)
+            self.pins.start(self.pool_time)
         assert now >= self.now, (now, self.now)  # I26: the monotonic clock of the shell
         self.now = self.saving.now_s = now
 

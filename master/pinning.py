@@ -206,7 +206,7 @@ def _let_expire(core: Core, known: KnownNamespace, keys: Iterable[bytes]) -> Non
 
 def _write(core: Core, changed: list[Pin], then: Callable[[], None] | None = None) -> None:
     """Make what is left of these pins durable, then go on."""
-    puts = tuple((name_of(pin), value_of(pin)) for pin in changed if pin.pages)
+    puts = tuple((name_of(pin), value_of(pin, core.pool_time)) for pin in changed if pin.pages)
     deletes = tuple(name_of(pin) for pin in changed if not pin.pages)
     if puts or deletes:
         core.persist(puts, deletes, then)

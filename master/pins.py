@@ -2,7 +2,7 @@
 
 Owns the keys `pins/<number>`. Must not know trees, requests or what a pin holds back. A pin is kept
 by its pages' keys and not with the runs that hold them: so it outlives the split of a run, the loss
-and return of a worker, and a master, after which its time begins anew. Every owner's pin of a page
+and return of a worker, and a master: its end is durable in pool time. Every owner's pin of a page
 counts for itself; what hard pins hold back counts once.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from math import inf
+from math import inf, isnan
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,12 +27,14 @@ from master.wheel import NOWHERE, Wheel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from master.pool_time import PoolTime
     from master.run import Run
     from master.wheel import Wakeup
 
 PREFIX: Final = "pins/"
 GRAIN_S: Final = 0.25
-_PAGES: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<Id")
+"""How many pages, and when the pin ends, in pool time."""
 
 
 class Pin(msgspec.Struct, eq=False):
@@ -144,10 +146,10 @@ class Pins:
                 return
             key = hold.above
 
-    def start(self, now_s: float) -> None:
-        """Time begins: also that of the pins that were found in the store."""
+    def start(self, pool_time: PoolTime) -> None:
+        """Time begins, and that of the pins that were found in the store goes on."""
         for pin in self._pins.values():
-            pin.until_s = now_s + pin.ttl_s
+            pin.until_s = pool_time.own_s(pin.until_s)
             self.deadlines.place(pin, pin.until_s)
 
     def lift(self, known: KnownNamespace, keys: Iterable[bytes], owner: str | None) -> list[Pin]:
@@ -255,23 +257,26 @@ class Pins:
             raise InvariantBroken(f"I31: {self.hard_bytes} bytes are counted, {total} are held")
 
     def restore(self, namespaces: Namespaces, key: str, value: bytes) -> None:
-        """Take in one durable value; ConfigError when it is not ours. Its time has not begun."""
+        """Take in one durable value; ConfigError when it is not ours. Its end is in pool time until
+        time begins.
+        """
         try:
             number = int(key.removeprefix(PREFIX), 16)
-            (count,) = _PAGES.unpack_from(value)
-            stop = _PAGES.size + 8 * count
-            sizes = array("Q", value[_PAGES.size : stop])
+            count, until_s = _HEAD.unpack_from(value)
+            stop = _HEAD.size + 8 * count
+            sizes = array("Q", value[_HEAD.size : stop])
             message = decode(value[stop:])
             if not isinstance(message, PinPages) or len(message.keys) != count * KEY_BYTES:
                 raise MalformedMessage(type(message).__name__)
+            if isnan(until_s):
+                raise MalformedMessage("it ends at no time")
         except (struct.error, ValueError, MalformedMessage) as error:
             raise ConfigError(f"metadata value {key}: {error}") from error
         known = namespaces.find(message.namespace)
         if known is None:
             raise ConfigError(f"metadata value {key}: of an unknown namespace")
         pages = dict(zip(split_keys(message.keys), sizes, strict=True))
-        ttl_s = message.ttl_s
-        self.add(Pin(number, known, message.owner, message.hard, ttl_s, ttl_s, pages))
+        self.add(Pin(number, known, message.owner, message.hard, message.ttl_s, until_s, pages))
 
 
 def _is_hard(owners: dict[str, Pin] | None) -> bool:
@@ -283,9 +288,9 @@ def name_of(pin: Pin) -> str:
     return f"{PREFIX}{pin.number:016x}"
 
 
-def value_of(pin: Pin) -> bytes:
-    """Its durable value: the request that would make it, after the sizes of its pages."""
+def value_of(pin: Pin, pool_time: PoolTime) -> bytes:
+    """Its durable value: its end, the sizes of its pages, and the request that would make it."""
     keys, namespace = b"".join(pin.pages), pin.known.namespace.id
     sizes = array("Q", pin.pages.values()).tobytes()
     message = PinPages(namespace, keys, pin.owner, pin.hard, pin.ttl_s)
-    return _PAGES.pack(len(pin.pages)) + sizes + encode(message)
+    return _HEAD.pack(len(pin.pages), pool_time.stored_s(pin.until_s)) + sizes + encode(message)

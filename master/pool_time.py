@@ -49,16 +49,20 @@ class PoolTime:
 
     def value(self, now_s: float) -> bytes:
         """What is stored now."""
-        return _SECONDS.pack(now_s + self._ahead_s)
+        return _SECONDS.pack(self.stored_s(now_s))
+
+    def stored_s(self, at_s: float) -> float:
+        """A moment in pool time."""
+        return at_s + self._ahead_s
+
+    def own_s(self, at_s: float) -> float:
+        """A stored moment on this master's clock."""
+        return at_s - self._ahead_s
 
     def stored(self, life: Life) -> Life:
         """A life in pool time."""
-        return self._moved(life, self._ahead_s)
+        return Life(life.ttl_s, self.stored_s(life.created_s), self.stored_s(life.expires_s))
 
     def own(self, life: Life) -> Life:
         """A stored life on this master's clock."""
-        return self._moved(life, -self._ahead_s)
-
-    @staticmethod
-    def _moved(life: Life, by_s: float) -> Life:
-        return Life(life.ttl_s, life.created_s + by_s, life.expires_s + by_s)
+        return Life(life.ttl_s, self.own_s(life.created_s), self.own_s(life.expires_s))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
-from math import inf
+from math import inf, nan
 
 import pytest
 
@@ -15,6 +16,7 @@ from kvstore.wire.messages.pins import PinPages
 from kvstore.wire.messages.reads import GetStatus, PinTotals, Status
 from master.packed import split_keys
 from master.pins import PREFIX, Pin, Pins, name_of, value_of
+from master.pool_time import PoolTime
 from master.run import Run
 from master.tunables import Tunables
 from master.wheel import Wakeup
@@ -24,6 +26,7 @@ KEYS = chain(1, 8)
 PAGES = split_keys(KEYS)
 KNOWN = Rig().open_namespace().rig.master.core.namespaces.by_ordinal(1)
 SIZE = 4096
+NOW = 1000.0
 
 
 def book(*pins: tuple[str, bool, list[bytes]]) -> Pins:
@@ -32,7 +35,7 @@ def book(*pins: tuple[str, bool, list[bytes]]) -> Pins:
     made = Pins(Wakeup())
     for owner, hard, keys in pins:
         pages = dict.fromkeys(keys, SIZE)
-        pin = Pin(made.new_number(), KNOWN, owner, hard, 60.0, 1060.0, pages)
+        pin = Pin(made.new_number(), KNOWN, owner, hard, 60.0, NOW + 60.0, pages)
         made.deadlines.place(pin, pin.until_s)
         made.add(pin)
     made.check()
@@ -81,7 +84,9 @@ def test_soft_bytes_count_by_owner() -> None:
     assert KNOWN is not None
     pins = book(("a", False, PAGES[:4]), ("b", False, PAGES[:2]), ("c", True, PAGES))
     assert pins.soft_bytes == 6 * SIZE
-    again = Pin(pins.new_number(), KNOWN, "a", True, 60.0, 1060.0, dict.fromkeys(PAGES[:1], SIZE))
+    again = Pin(
+        pins.new_number(), KNOWN, "a", True, 60.0, NOW + 60.0, dict.fromkeys(PAGES[:1], SIZE)
+    )
     pins.add(again)
     assert pins.soft_bytes == 5 * SIZE, "a hard pin takes the place of the owner's soft one"
     pins.lift(KNOWN, PAGES[:2], None)
@@ -107,7 +112,7 @@ def test_the_status_tells_what_pins_hold() -> None:
 def test_what_a_hold_needs_above_stays_counted_until_it_ends() -> None:
     assert KNOWN is not None
     pins = book(("a", True, PAGES[:1]), ("b", True, PAGES[1:2]))
-    pin = Pin(3, KNOWN, "c", True, 60.0, 1060.0, {PAGES[3]: 2 * SIZE})
+    pin = Pin(3, KNOWN, "c", True, 60.0, NOW + 60.0, {PAGES[3]: 2 * SIZE})
     pins.deadlines.place(pin, pin.until_s)
     assert pins.add(pin, {PAGES[3]: PAGES[1]}) == []
     pins.lift(KNOWN, PAGES[:2], None)
@@ -125,18 +130,22 @@ def test_a_number_is_never_used_twice() -> None:
     assert pins.new_number() == 2
 
 
-def test_what_is_durable_comes_back_with_its_whole_time() -> None:
+def test_what_is_durable_comes_back_with_the_time_that_is_left() -> None:
     assert KNOWN is not None
     rig = Rig()
     rig.open_namespace()
     (pin,) = book(("a", True, PAGES)).all()
     found = Pins(Wakeup())
-    found.restore(rig.master.core.namespaces, name_of(pin), value_of(pin))
-    found.start(2000.0)
+    before, after = PoolTime(), PoolTime()
+    before.start(NOW)
+    found.restore(rig.master.core.namespaces, name_of(pin), value_of(pin, before))
+    after.restore(before.value(NOW + 45.0))
+    after.start(2000.0)
+    found.start(after)
     found.check()
     (again,) = found.all()
     assert (again.number, again.owner, again.hard, again.pages) == (1, "a", True, pin.pages)
-    assert again.until_s == 2060.0
+    assert again.until_s == 2015.0
     assert found.new_number() == 2
 
 
@@ -144,10 +153,11 @@ def test_what_is_durable_comes_back_with_its_whole_time() -> None:
     ("key", "value"),
     [
         ("0", b""),
-        ("x", b"\0\0\0\0"),
-        ("0", b"\0\0\0\0" + encode(Done())),
-        ("0", b"\1\0\0\0" + bytes(8) + encode(PinPages(b"", b"", "o", True, 1.0))),
-        ("0", b"\1\0\0\0" + bytes(8) + encode(PinPages(b"n" * 32, bytes(32), "o", True, 1.0))),
+        ("x", bytes(12)),
+        ("0", bytes(4) + struct.pack("<d", nan) + encode(PinPages(b"", b"", "o", True, 1.0))),
+        ("0", bytes(12) + encode(Done())),
+        ("0", b"\1\0\0\0" + bytes(16) + encode(PinPages(b"", b"", "o", True, 1.0))),
+        ("0", b"\1\0\0\0" + bytes(16) + encode(PinPages(b"n" * 32, bytes(32), "o", True, 1.0))),
     ],
 )
 def test_values_that_are_not_ours_are_named(key: str, value: bytes) -> None:
