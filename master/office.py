@@ -105,6 +105,8 @@ class Office:
         self._restored: Sequence[Entry] = ()
         self._term: TermService | None = None
         self._must_resign = False
+        self._leader_told: Leader | None = None
+        """Who was logged as leading last."""
         self._is_in_doubt = False
         """Whether it was logged that this master's lease is."""
         self._doubt: str | None = None
@@ -152,8 +154,11 @@ class Office:
         where = leader.where if leader is not None and leader.where != me.where else ()
         standing = leadership.standing.value
         shown = standby_status(known.cluster, leadership.epoch, me.name, standing, where)
-        if leader is not None and where and where != known.leader:
-            _LOG.info("%s leads in epoch %d, at %s", leader.name, leader.epoch, ", ".join(where))
+        if leader is not None and leader != self._leader_told:
+            self._leader_told = leader
+            at = ", ".join(leader.where)
+            whose = "" if where else ": an earlier life of this master, or another with its address"
+            _LOG.info("%s leads in epoch %d, at %s%s", leader.name, leader.epoch, at, whose)
         if shown != known:
             self._reception.show(shown)
 

@@ -121,9 +121,13 @@ def print_ready(ready: Ready, places: tuple[str, str]) -> None:
 def print_status(status: Status) -> None:
     """The pool as tables."""
     console = _console()
+    who = f"cluster {status.cluster}, epoch {status.epoch}, {_leading(status)}"
+    if status.standing not in {"leading", "in doubt"}:  # it has no pool to show
+        console.print(Text(who))
+        return
     console.print(
         Text(
-            f"cluster {status.cluster}, epoch {status.epoch}, {_leading(status)}, "
+            f"{who}, "
             f"up {status.uptime_s:.0f} s: "
             f"{status.pages} pages in {status.runs} runs of {status.namespaces} namespaces, "
             f"{status.sessions} sessions, {status.open_plans} open plans"

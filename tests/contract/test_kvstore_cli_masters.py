@@ -69,7 +69,7 @@ def test_masters_of_whom_nobody_answers(nobody: str) -> None:
 
 def test_status_of_a_standby_names_the_leader(stands_by: str) -> None:
     done = kvharbor("status", "--master", stands_by)
-    assert f"m2 is standby, the leader is at {LEADER}" in done.stdout
+    assert done.stdout == f"cluster c, epoch 4, m2 is standby, the leader is at {LEADER}\n"
 
 
 @pytest.mark.parametrize(

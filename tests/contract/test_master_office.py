@@ -299,7 +299,11 @@ def test_who_waits_at_a_standby_learns_that_it_leads() -> None:
     run(use)
 
 
-def test_the_first_life_of_a_master_is_not_told_as_its_leader() -> None:
+def test_the_first_life_of_a_master_is_not_told_as_its_leader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def use(world: World) -> None:
         await world.first.start()
         await world.first.until(Standing.LEADING)
@@ -311,6 +315,9 @@ def test_the_first_life_of_a_master_is_not_told_as_its_leader() -> None:
         assert error.where == ()
 
     run(use)
+    said = [each.getMessage() for each in caplog.records]
+    found = "m1 leads in epoch 1, at m1:7700: an earlier life of this master, or another"
+    assert len([each for each in said if each.startswith(found)]) == 1
 
 
 def test_lost_renewals_are_counted() -> None:
