@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvstore.coordination.metadata_store import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.errors import CorruptPage
 from master.chunk_values import chunk_head, decode_chunk, place_of
 
@@ -87,14 +88,19 @@ def life_of(lives: Lives, record: Record) -> Life | None:
 
 
 def restore_chunk(core: Core, key: str, value: bytes) -> None:
-    """Take in one durable value. One that is damaged is set aside: its chunk's records tell all."""
+    """Take in one durable value. One that is damaged is set aside: its chunk's records tell all.
+
+    A stranger's, which no master could have written, stays where it is.
+    """
     try:
         segment, start = place_of(key)
         head = chunk_head(value)
     except CorruptPage:
         core.counters["chunk_values_set_aside"] += 1
         core.restored.damaged.append(key)
-        core.persist(puts=((ASIDE + key, value),), deletes=(key,), behind=True)
+        aside = ASIDE + key
+        if len(value) <= VALUE_BYTES_MAX and len(aside.encode()) <= KEY_BYTES_MAX:
+            core.persist(puts=((aside, value),), deletes=(key,), behind=True)
         return
     core.restored.add(segment, start, value)
     core.saving.stored.setdefault(segment, {})[start] = head.digest

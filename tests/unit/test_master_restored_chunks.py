@@ -6,6 +6,11 @@ import msgspec
 import pytest
 
 from kvstore import limits
+from kvstore.coordination.metadata_store import (
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    require_writable,
+)
 from kvstore.ids import KEY_BYTES, Generation
 from kvstore.lease import inherited_release_s
 from kvstore.record import RecordState
@@ -174,6 +179,23 @@ def test_an_inventory_does_not_end_before_its_offer_is_compared(
 
 
 # --- what is not believed -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key_of("other", 0), bytes(VALUE_BYTES_MAX + 1)), (PREFIX + "?" * KEY_BYTES_MAX, b"")],
+)
+def test_what_no_master_may_write_is_left_where_it_is(
+    rig: Rig, space: OpenedNamespace, key: str, value: bytes
+) -> None:
+    rig.store[key] = value
+    rig.takeover(2)
+    assert rig.master.damaged == [key]
+    rig.workers["w1"].join()
+    for each in rig.written:
+        require_writable(each.puts, each.deletes)
+    assert rig.store[key] == value
+    assert space.probe(KEYS) == b"\1" * 12
 
 
 def test_a_damaged_value_is_set_aside_and_the_rest_is_loaded(
