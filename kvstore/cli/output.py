@@ -28,6 +28,8 @@ PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
 EXACT: Final = 1e12
 """Whole figures below it are shown to the last digit."""
+BEHIND_SHOWN_S: Final = 1.0
+"""Metadata that should have been stored so long ago is worth a line."""
 REPLAYED: Final = {
     "capacity_pages": "capacity, pages",
     "hit_ratio": "hit ratio",
@@ -133,6 +135,10 @@ def print_status(status: Status) -> None:
             f"{status.sessions} sessions, {status.open_plans} open plans"
         )
     )
+    stored = status.stored
+    if stored.behind_s > BEHIND_SHOWN_S:
+        late = f"{stored.dirty} chunks wait, the first for {stored.behind_s:.0f} s"
+        console.print(Text(f"metadata is not stored in time: {late}"))
     if status.pins.pins:
         soft, hard = map(size_text, (status.pins.soft_bytes, status.pins.hard_bytes))
         console.print(Text(f"{status.pins.pins} pins: {soft} held softly, {hard} hard"))

@@ -23,6 +23,7 @@ from kvstore.wire.messages.reads import (
     PinTotals,
     SegmentStatus,
     Status,
+    StoredChunks,
     TierStatus,
     WorkerStatus,
 )
@@ -47,7 +48,7 @@ STATUS = Status(
         TierStatus("nvme", 1, 1 << 40, 1 << 39, 9, 1, 0, 12, 3 << 20, 2 << 20),
     ),
     counters={"hits": 8, "misses": 2},
-    pins=PinTotals(2, 9, 1 << 20, 3 << 20), master="m1",
+    pins=PinTotals(2, 9, 1 << 20, 3 << 20), master="m1", stored=StoredChunks(9, 2, 12.4),
 )  # fmt: skip
 
 
@@ -129,6 +130,7 @@ def test_status_for_people(master: str) -> None:
         "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
         "segment w-nvme is failed: read at 4096: EIO", "hits", "tiers", "512 GiB", "1.5",
         "2 pins: 1 MiB held softly, 3 MiB hard",
+        "metadata is not stored in time: 2 chunks wait, the first for 12 s",
     ):  # fmt: skip
         assert text in done.stdout
 
