@@ -126,7 +126,11 @@ class EtcdMember:
                 context.load_cert_chain(tls.client.cert, tls.client.key)
             url = f"{scheme}://{self.address}/v3/{path}"
             request = urllib.request.Request(url, json.dumps(body).encode())
-            answer = urllib.request.urlopen(request, timeout=ASK_S, context=context)
+            try:
+                answer = urllib.request.urlopen(request, timeout=ASK_S, context=context)
+            except urllib.error.HTTPError as error:
+                error.close()  # it is an answer, too, and has the connection
+                raise
             undo.callback(answer.close)
             found: dict[str, Any] = json.load(answer)
         return found

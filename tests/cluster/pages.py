@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore import AlreadyThere, Attention, CacheGroup, Content, Hit, KVStore, Layout, Stored
+from tests.cluster.servers import until
 from tests.fakes import payload
 
 if TYPE_CHECKING:
@@ -107,3 +108,8 @@ class Pages:
         match = self.store.match_prefix(opened, chain)
         assert match.pages == len(chain)
         assert self.read_back(match, len(chain)) == [Hit()] * len(chain)
+
+    def assert_found(self, opened: OpenedNamespace, chain: PageChain) -> None:
+        """So they are, once the worker that holds them has come to a new leader."""
+        until("pages are found", lambda: self.store.match_prefix(opened, chain).pages == len(chain))
+        self.assert_readable(opened, chain)

@@ -49,13 +49,6 @@ def pages(rig: Rig, request: pytest.FixtureRequest) -> Iterator[Pages]:
         yield made
 
 
-def assert_found(pages: Pages, opened: OpenedNamespace, chain: PageChain) -> None:
-    """All pages are found and read once the worker that holds them has come to the leader."""
-    found = pages.store.match_prefix
-    until("pages are found", lambda: found(opened, chain).pages == len(chain), TAKEOVER_S)
-    pages.assert_readable(opened, chain)
-
-
 @contextmanager
 def another_leads(rig: Rig) -> Iterator[int]:
     """The number of the leader inside; afterwards, soon, another one leads in a higher epoch."""
@@ -75,7 +68,7 @@ def test_a_killed_leader_costs_seconds_and_no_page(
     with another_leads(rig) as leader:
         rig.masters[leader].kill()
         assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
-        assert_found(pages, opened, chain)
+        pages.assert_found(opened, chain)
     rig.masters[leader].start()
     pages.assert_readable(opened, chain)
 
@@ -99,7 +92,7 @@ def test_a_stopped_leader_is_replaced_and_stands_by_when_it_goes_on(
         assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
     rig.masters[leader].go_on()
     until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
     pages.assert_readable(opened, more(opened))
 
 
@@ -111,7 +104,7 @@ def test_a_leader_that_is_told_to_end_hands_over_at_once(
         took_s = seconds(lambda: pages.store_somehow(opened, more(opened)))
         assert rig.masters[leader].wait() == 0
     assert took_s < 1.5  # less than its lease would have lasted
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 def test_a_leader_cut_off_from_etcd_is_replaced(
@@ -125,7 +118,7 @@ def test_a_leader_cut_off_from_etcd_is_replaced(
     for proxy in rig.to_etcd[leader]:
         proxy.heal()
     until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 def test_a_leader_that_etcds_answers_do_not_reach_is_replaced(
@@ -142,7 +135,7 @@ def test_a_leader_that_etcds_answers_do_not_reach_is_replaced(
     for proxy in rig.to_etcd[leader]:
         proxy.heal()
     pages.store_all(opened, more(opened))
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 @contextmanager
@@ -168,7 +161,7 @@ def planned_put(rig: Rig, pages: Pages) -> Iterator[None]:
         client.stdin.write("go on\n")
         client.stdin.flush()
         assert client.stdout.readline() == "Stored\n"
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 def test_a_put_that_a_leader_planned_is_finished_under_the_next(rig: Rig, pages: Pages) -> None:
@@ -206,7 +199,7 @@ def test_a_killed_workers_pages_are_misses_until_it_is_back(rig: Rig, transport:
         until("its pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
         assert pages.put(opened, more(opened)) == [Stored()]  # by the other one
         worker.start()
-        assert_found(pages, opened, chain)
+        pages.assert_found(opened, chain)
 
 
 @pytest.mark.parametrize("harm", ["killed", "stopped"])
@@ -229,7 +222,7 @@ def test_a_stopped_worker_is_passed_over_and_comes_back(
     until("its pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
     assert pages.put(opened, more(opened)) == [Stored()]
     worker.go_on()
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 def test_a_worker_cut_off_from_masters_is_lost_and_taken_back(rig: Rig) -> None:
@@ -245,7 +238,7 @@ def test_a_worker_cut_off_from_masters_is_lost_and_taken_back(rig: Rig) -> None:
         assert pages.put(opened, more(opened), timeout_s=1.0) != [Stored()]
         for proxy in rig.to_masters:
             proxy.heal()
-        assert_found(pages, opened, chain)
+        pages.assert_found(opened, chain)
         pages.store_all(opened, more(opened))
 
 
@@ -260,7 +253,7 @@ def test_a_worker_that_is_told_to_end_lets_its_readers_finish(
     assert pages.read_back(found, PAGES) == [Hit()] * PAGES
     assert worker.wait() == 0
     worker.start()
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
 
 
 def test_master_and_worker_killed_at_once(
@@ -271,7 +264,7 @@ def test_master_and_worker_killed_at_once(
         rig.masters[leader].kill()
         worker.kill()
     worker.start()
-    assert_found(pages, opened, chain)
+    pages.assert_found(opened, chain)
     assert len(pages.store.match_prefix(opened, chain).pieces[0].located.runs[0].copies) == 1
 
 
