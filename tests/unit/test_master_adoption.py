@@ -60,20 +60,6 @@ def test_leases_on_what_returns_are_kept_though_the_page_is_known_by_another_cop
     assert run.leased_until_s >= leased_until_s
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def takeover(rig: Rig) -> OpenedNamespace:
     """Another master, with its first client."""
     rig.takeover(2)

@@ -13,14 +13,6 @@ from tests.unit.stored_pages import KEYS, TTL_S, counter, end, offer, sealed
 
 
 @pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    rig = Rig()
-    rig.add_worker()
-    return rig
-
-
-@pytest.fixture
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace of one part, with twelve pages of which the store knows."""
     space = rig.open_namespace()

@@ -31,12 +31,6 @@ def rig() -> Rig:
     return rig
 
 
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def test_chains_branches_and_namespaces(rig: Rig, space: OpenedNamespace) -> None:
     space.put(KEYS)
     space.put(chain(2, 5), parent=KEYS[4 * KEY_BYTES : 5 * KEY_BYTES])  # splits the run

@@ -45,14 +45,6 @@ EXAMPLES: Final = {type(each): each for each in message_examples().values()}
 
 
 @pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace of one part, with KEYS in it."""
     made = rig.open_namespace()

@@ -15,20 +15,6 @@ KEYS = chain(1, 12)
 LIFE = Life(100.0, 1000.0, 1100.0)
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    rig = Rig()
-    rig.add_worker()
-    return rig
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """Its namespace."""
-    return rig.open_namespace()
-
-
 def touches(rig: Rig, keys: bytes = KEYS) -> list[int]:
     """Uses of each of these pages that is in the tree."""
     stretches = rig.master.core.tree(1).stretches(keys)

@@ -188,20 +188,6 @@ def test_a_new_life_of_sealed_pages_serves_them() -> None:
 # Digests.
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def test_equal_digests_need_no_rows(rig: Rig, space: OpenedNamespace) -> None:
     space.put(chain(1, 40))
     worker = rig.workers["w1"]

@@ -30,20 +30,6 @@ KEYS = chain(1, 8)
 LOST_S = limits.WORKER_LOST_AFTER_S
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def state(rig: Rig, worker: str = "w1") -> SegmentState:
     """What the master thinks of a worker."""
     return rig.master.core.workers[worker].state

@@ -34,20 +34,6 @@ from tests.unit.master_rig import (
 )
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker of 16 chunks."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part of 4 KiB."""
-    return rig.open_namespace()
-
-
 def test_a_new_chain_is_granted_whole(rig: Rig, space: OpenedNamespace) -> None:
     plans = space.plans(KEYS)
     (span,) = plans.spans

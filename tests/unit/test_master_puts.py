@@ -31,20 +31,6 @@ TIMEOUT_S = limits.put_timeout_s(8 * 4096)
 """Of a put of all KEYS."""
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker of 16 chunks."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part of 4 KiB."""
-    return rig.open_namespace()
-
-
 # Sealed.
 
 
@@ -269,7 +255,8 @@ def test_what_a_reader_holds_does_not_fill_the_quarantine() -> None:
 def test_a_lost_workers_puts_fail(rig: Rig, space: OpenedNamespace) -> None:
     space.plans(KEYS)
     rig.workers["w1"].leave()
-    rig.pass_time(2.9)
+    # The end of the connection says what a missed heartbeat does.
+    rig.pass_time(limits.WORKER_LOST_AFTER_S - limits.HEARTBEAT_INTERVAL_S - 0.1)
     assert rig.master.core.plans
     rig.pass_time(0.2)
     assert not rig.master.core.plans

@@ -31,20 +31,6 @@ def upto(page: int) -> bytes:
     return KEYS[: page * KEY_BYTES]
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def stretches(found: Located) -> list[tuple[int, int]]:
     """(first, count) of each run in an answer."""
     return [(run.first, run.count) for run in found.runs]

@@ -33,20 +33,6 @@ def key(page: int) -> bytes:
     return KEYS[page * KEY_BYTES : (page + 1) * KEY_BYTES]
 
 
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def sealed_keys(rig: Rig, worker: str = "w1") -> set[bytes]:
     """Pages that a worker's records would offer."""
     records = rig.workers[worker].records.values()

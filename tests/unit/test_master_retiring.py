@@ -16,14 +16,6 @@ KEYS = chain(1, 8)
 
 
 @pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace with eight pages in one run."""
     made = rig.open_namespace()

@@ -34,12 +34,6 @@ def rig() -> Rig:
     return made
 
 
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def report(worker: FakeWorker, state: str, segment: str = "w1-dram", reason: str = "") -> None:
     """The worker says how a segment's medium is."""
     incarnation = worker.rig.segment(segment).incarnation

@@ -35,11 +35,6 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    return rig.open_namespace()
-
-
-@pytest.fixture
 def worker(rig: Rig) -> FakeWorker:
     return rig.workers["w1"]
 

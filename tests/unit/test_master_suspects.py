@@ -18,14 +18,6 @@ KEYS = chain(1, 4)
 
 
 @pytest.fixture
-def rig() -> Rig:
-    """A master with one worker whose commands wait."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace with four pages."""
     made = rig.open_namespace()

@@ -28,11 +28,6 @@ def rig() -> Rig:
     return made
 
 
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    return rig.open_namespace()
-
-
 def put(space: OpenedNamespace, keys: bytes, tier: str = "hbm") -> None:
     plans = space.begin(keys, tier=tier)
     assert isinstance(plans, PutPlans), plans

@@ -24,12 +24,6 @@ def rig() -> Rig:
     return made
 
 
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part."""
-    return rig.open_namespace()
-
-
 def on_drive(rig: Rig) -> int:
     """Pages there."""
     return len(rig.segment("w1-nvme").records)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
-import pytest
 
 from kvstore import limits
 from kvstore.ids import ROOT_PARENT
@@ -25,19 +26,8 @@ from tests.unit.master_rig import (
     failure,
 )
 
-
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker of 16 chunks."""
-    made = Rig()
-    made.add_worker()
-    return made
-
-
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """A namespace of one part of 4 KiB."""
-    return rig.open_namespace()
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_repeated_request_gets_the_same_answer(space: OpenedNamespace) -> None:

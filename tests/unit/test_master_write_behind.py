@@ -28,12 +28,6 @@ def rig() -> Rig:
     return rig
 
 
-@pytest.fixture
-def space(rig: Rig) -> OpenedNamespace:
-    """Its namespace."""
-    return rig.open_namespace()
-
-
 def values(rig: Rig) -> list[str]:
     """Keys of the chunks' values that were written, in order."""
     return [key for each in rig.written for key, _ in each.puts if key.startswith(PREFIX)]
