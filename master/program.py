@@ -129,7 +129,12 @@ class Cores:
         """A core that leads in `epoch` until then, with what is durable. ConfigError if it is not
         ours.
         """
-        core = MasterState(self._tunables, epoch, restored, until_s)
+        try:
+            core = MasterState(self._tunables, epoch, restored, until_s)
+        except ConfigError as error:
+            # Without a namespace or a tombstone pages might be taken for others (I12, I29).
+            do = "put it back from a backup, or delete all metadata for the pool to begin anew"
+            raise ConfigError(f"{error}; {do}") from error
         self._last = epoch, core.ring
         for key in core.damaged:
             _LOG.error("metadata value %s is damaged: moved to %s", key, ASIDE + key)

@@ -9,8 +9,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from kvstore.announcement import Announcement, read_announcement
+from kvstore.errors import ConfigError
 from kvstore.event_log import read_header
 from kvstore.ids import Epoch
 from master.events import Tick
@@ -20,8 +22,6 @@ from master.tunables import Tunables
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def leadership(standing: Standing) -> Leadership:
@@ -54,6 +54,13 @@ def test_who_never_led_has_nothing_to_write_down(tmp_path: Path) -> None:
 
     asyncio.run(life())
     assert not list(tmp_path.iterdir())
+
+
+def test_metadata_that_nothing_can_stand_in_for_is_named_with_what_to_do(tmp_path: Path) -> None:
+    damaged = [("namespaces/00", b"damaged")]
+    want = "metadata value namespaces/00: .*; put it back from a backup, or delete all metadata"
+    with pytest.raises(ConfigError, match=want):
+        Cores(Tunables(), tmp_path).make(Epoch(3), damaged, inf)
 
 
 def test_what_is_written_down_is_of_the_last_term(tmp_path: Path) -> None:
