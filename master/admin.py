@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.admin_http import AdminHttp, Page, json_page
-from master.leadership import Standing
+from kvstore.standing import Standing
 from master.metrics import exposition
 
 if TYPE_CHECKING:

@@ -18,26 +18,13 @@ from kvstore import limits
 from kvstore.coordination.metadata_store import Leader, Term
 from kvstore.errors import IllegalTransition
 from kvstore.ids import Epoch
+from kvstore.standing import Standing
 
 CAMPAIGN_TIMEOUT_S: Final = 3.0
 """Longer than a store should need, which has deadlines of its own: a try that is given up in the
 middle may have been won, and is then waited out."""
 RENEWALS_PER_LEASE: Final = 4
 NOT_YET: Final = -inf
-IN_DOUBT: Final = "in doubt"
-"""What a leader says that it is while its lease may have ended."""
-
-
-class Standing(StrEnum):
-    """What a master is."""
-
-    STANDBY = "standby"
-    """Another leads, or nobody, or it is unknown who does."""
-    LOADING = "loading"
-    """It won, and reads the metadata."""
-    LEADING = "leading"
-    """It serves; while its lease is doubtful, lookups alone."""
-    STOPPED = "stopped"
 
 
 class Turn(StrEnum):

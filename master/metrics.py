@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from master.leadership import IN_DOUBT, Standing
+from kvstore.standing import IN_DOUBT, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

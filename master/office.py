@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import msgspec
 
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
+from kvstore.standing import Standing
 from master.leadership import (
     BeginTerm,
     Campaign,
@@ -32,7 +33,6 @@ from master.leadership import (
     Renewal,
     RenewEnded,
     Resign,
-    Standing,
     StandingTick,
     StopAsked,
 )

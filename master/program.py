@@ -21,9 +21,9 @@ from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import ConfigError, InvariantBroken
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
+from kvstore.standing import Standing
 from master.admin import admin_pages
 from master.event_dump import dump_events
-from master.leadership import Standing
 from master.metadata import metadata_store
 from master.office import Office
 from master.reception import Reception

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from kvstore.errors import NotLeader
 from kvstore.rpc.identity import Role
 from kvstore.rpc.server import Server
+from kvstore.standing import Standing
 from kvstore.wire.messages.reads import GetStatus, Status
-from master.leadership import Standing
 
 if TYPE_CHECKING:
     from kvstore.rpc.identity import ListenerIdentity

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.replica import ExtentState, Tier
+from kvstore.standing import IN_DOUBT, Standing
 from kvstore.wire.messages.reads import (
     GetStatus,
     PinTotals,
@@ -14,7 +15,6 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
-from master.leadership import IN_DOUBT, Standing
 from master.membership import state_name
 from master.segments import SegmentState
 

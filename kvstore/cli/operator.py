@@ -9,6 +9,7 @@ from kvstore.errors import MalformedMessage, NotLeader, Unavailable
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.rpc.search import Search
+from kvstore.standing import Standing
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.reads import GetStatus, Status
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Message)
 
 CALL_TIMEOUT_S: Final = 5.0
-STANDBY: Final = "standby"
 
 
 class Operator:
@@ -50,7 +50,7 @@ class Operator:
         """
         said = self.ask(GetStatus(), Status)
         try:
-            while said.standing == STANDBY and self._has_choice:
+            while said.standing == Standing.STANDBY and self._has_choice:
                 self._go_on(NotLeader(said.leader))
                 said = self.ask(GetStatus(), Status)
         except (Unavailable, NotLeader):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.standing import IN_DOUBT, Standing
 from kvstore.wire.named import named
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def print_status(status: Status) -> None:
     """The pool as tables."""
     console = _console()
     who = f"cluster {status.cluster}, epoch {status.epoch}, {_leading(status)}"
-    if status.standing not in {"leading", "in doubt"}:  # it has no pool to show
+    if status.standing not in {Standing.LEADING, IN_DOUBT}:  # it has no pool to show
         console.print(Text(who))
         return
     console.print(
@@ -220,9 +221,9 @@ def _figure(value: object) -> str:
 
 def _leading(status: Status) -> str:
     """Who leads, as the master that answered sees it."""
-    if status.standing == "leading":
+    if status.standing == Standing.LEADING:
         return f"{status.master or 'this master'} leads"
-    if status.standing == "in doubt":
+    if status.standing == IN_DOUBT:
         return f"{status.master} leads but its lease is in doubt: lookups only"
     where = ", ".join(status.leader)
     known = f"the leader is at {where}" if where else "no leader is known"

@@ -19,6 +19,7 @@ import msgspec
 from kvstore.errors import KVStoreError
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
+from kvstore.standing import Standing
 from kvstore.wire.messages.reads import GetStatus, Status
 from tests.cluster.history import Call, read_history
 from tests.cluster.load_client import Load
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 SEGMENT_DIR: Final = Path("/dev/shm")
 ASK_S: Final = 1.0
 LOG_SHOWN_MAX: Final = 4000
-LEADING: Final = "leading"
 _names = itertools.count(1)
 
 
@@ -178,7 +178,7 @@ class Rig:
     def leaders(self) -> list[int]:
         """The masters that say that they lead, the latest first."""
         found = self.standings()
-        return [number for number, status in found.items() if status.standing == LEADING]
+        return [number for number, status in found.items() if status.standing == Standing.LEADING]
 
     def leader(self) -> int:
         """The master that leads; waits until there is one."""
@@ -195,7 +195,7 @@ class Rig:
         """Whether a leader has all the workers that run."""
         running = sum(each.is_running for each in self.workers)
         for status in self.standings().values():
-            if status.standing == LEADING:
+            if status.standing == Standing.LEADING:
                 return [each.state for each in status.workers].count("live") >= running
         return False
 

@@ -14,6 +14,7 @@ from kvstore import Hit, Miss, Stored
 from kvstore.errors import NotLeader
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
+from kvstore.standing import Standing
 from kvstore.wire.messages.reads import Probe
 from tests.cluster.client_program import MODEL
 from tests.cluster.pages import PAGE_TOKENS, PAGES, Pages, more
@@ -91,7 +92,7 @@ def test_a_stopped_leader_is_replaced_and_stands_by_when_it_goes_on(
         rig.masters[leader].stop()
         assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
     rig.masters[leader].go_on()
-    until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)
+    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY, 5)
     pages.assert_found(opened, chain)
     pages.assert_readable(opened, more(opened))
 
@@ -117,7 +118,7 @@ def test_a_leader_cut_off_from_etcd_is_replaced(
         assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
     for proxy in rig.to_etcd[leader]:
         proxy.heal()
-    until("the old leader stands by", lambda: rig.status(leader).standing == "standby", 5)
+    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY, 5)
     pages.assert_found(opened, chain)
 
 

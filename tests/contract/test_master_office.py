@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.errors import ConfigError, InvariantBroken, NotLeader, StaleEpoch, Unavailable
 from kvstore.rpc.identity import Role
+from kvstore.standing import IN_DOUBT, Standing
 from kvstore.wire.messages.membership import RegisterWorker, WorkerAccepted
 from kvstore.wire.messages.reads import GetStatus, Located, MatchPrefix
-from master.leadership import IN_DOUBT, Standing
 from tests.contract.two_masters import (
     CALL_S,
     LEASE_S,

@@ -15,8 +15,9 @@ from kvstore.announcement import Announcement, read_announcement
 from kvstore.errors import ConfigError
 from kvstore.event_log import read_header
 from kvstore.ids import Epoch
+from kvstore.standing import Standing
 from master.events import Tick
-from master.leadership import Leadership, Standing
+from master.leadership import Leadership
 from master.program import CRASH_FILE, EVENTS_FILE, Cores, tell_standing
 from master.tunables import Tunables
 

@@ -15,11 +15,11 @@ from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import BadValue, InvariantBroken, StaleEpoch, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import dial_peer
+from kvstore.standing import Standing
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import Heartbeat, HeartbeatNoted
 from kvstore.wire.messages.reads import GetStatus, Probe, Probed, Status
 from master import events
-from master.leadership import Leadership, Standing
 from master.office import Office
 from master.reception import Reception
 from master.service import INSIDE
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
+    from master.leadership import Leadership
 
 STATUS = Status("test", 1, 0.0, 3, 1, 1, 1, 0, (), (), (), {"hits": 7})
 PROBE = Probe(bytes(32), bytes(32))

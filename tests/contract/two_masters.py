@@ -17,9 +17,9 @@ from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import ConfigError, NotLeader, Unavailable
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import dial_peer
+from kvstore.standing import Standing
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.reads import GetStatus, Status
-from master.leadership import Standing
 from master.office import Office
 from master.reception import Reception
 from master.state import MasterState

@@ -13,6 +13,7 @@ from kvstore import limits
 from kvstore.coordination.metadata_store import Leader, Term
 from kvstore.errors import IllegalTransition
 from kvstore.ids import Epoch
+from kvstore.standing import Standing
 from master.leadership import (
     CAMPAIGN_TIMEOUT_S,
     LEADERSHIP_TRANSITIONS,
@@ -33,7 +34,6 @@ from master.leadership import (
     Renewal,
     RenewEnded,
     Resign,
-    Standing,
     StandingTick,
     StopAsked,
     Turn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvstore.hints import Hints
+from kvstore.standing import Standing
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
 
@@ -231,7 +232,7 @@ class Status(Message, frozen=True, tag=67):
     pins: PinTotals = PinTotals()
     master: str = ""
     """Name of the master that answers; the pool is empty unless it leads."""
-    standing: str = "leading"
+    standing: str = Standing.LEADING.value
     """standby, loading, leading, or in doubt: it leads, but its lease may have ended."""
     leader: tuple[str, ...] = ()
     """Addresses of the master that leads, where they are known."""
