@@ -74,6 +74,15 @@ def forget(core: Core, segment: str) -> None:
         core.persist(deletes=keys, behind=True)
 
 
+def keep_chunk(core: Core, segment: Segment, chunk: Chunk) -> Iterator[None]:
+    """A job: keep what a chunk of a lost segment holds, as a new leader would, until it is back."""
+    sheet = _Sheet(core, segment, chunk)
+    yield from sheet.fill()
+    value = sheet.value()
+    if value.rows:
+        core.restored.add(segment.id, chunk.start, encode_chunk(value, value.digest()))
+
+
 def drop_orphans(core: Core) -> None:
     """Forget what earlier masters stored of segments that no worker lends any more."""
     for segment in core.restored.segments():

@@ -2,7 +2,7 @@
 
 By digest a chunk, row by row only where digests differ. In a segment that has not been registered
 since this master began, all is FREE, and the values that earlier masters stored of its chunks stand
-beside it. A chunk there:
+beside it; where a lost segment was cleaned, those of what it held do. A chunk there:
 
 | worker lists, store says | nothing             | another digest or class    | the same digest |
 |--------------------------|---------------------|----------------------------|-----------------|

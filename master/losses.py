@@ -1,8 +1,9 @@
 """What is lost with a worker that is away or lost, and with a copy that turned out to be bad.
 
 The copies of a lost segment are misses at once (Segment.readable); taking them out of the tree is
-a job in steps. A slot that a lost segment's copy leaves may be counted FREE without the worker's
-word, because nothing is planned there before its inventory has been compared.
+a job in steps. What they were is kept as a new leader would have it, for their return. A slot that
+a lost segment's copy leaves may be counted FREE without the worker's word, because nothing is
+planned there before its inventory has been compared.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
+from master.chunk_writes import keep_chunk
 from master.chunks import Span
 from master.orders import OrderKind
 from master.puts import fail_in_steps, fail_plan, prune
 from master.removal import holder_away
-from master.segments import SegmentState
+from master.segments import Medium, SegmentState
 from master.suspects import Suspect
 
 if TYPE_CHECKING:
@@ -75,12 +77,20 @@ def clean(core: Core, segment: Segment, registration: int) -> Iterator[None]:
     `registration` is that of its loss: it may be back before the first step.
     """
     for chunk in list(segment.allocator.chunk_list):
-        slot = 0
-        while registration == segment.registration:
-            slot = _clean_slots(core, segment, chunk, slot)
-            if slot < 0:
-                break
+        for _ in _clean_chunk(core, segment, chunk):
             yield
+            if registration != segment.registration:
+                return
+
+
+def _clean_chunk(core: Core, segment: Segment, chunk: Chunk) -> Iterator[None]:
+    """A job. What it holds, and how long that lives, may be back, unless its medium has failed."""
+    yield
+    if segment.medium is not Medium.FAILED:
+        yield from keep_chunk(core, segment, chunk)
+    slot = 0
+    while (slot := _clean_slots(core, segment, chunk, slot)) >= 0:
+        yield
 
 
 def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:

@@ -1,4 +1,5 @@
-"""Values of chunks that an earlier master stored, kept as they are until their segment is back.
+"""Values of chunks that an earlier master stored, or that this one made when it lost their segment,
+kept as they are until that is back.
 
 They are believed of nothing: a worker's digest or records say what is there, and the values then
 spare sending the records, and know how long pages were to live. Nothing is kept twice: a value
