@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tests.etcd_certificates import Certificates
-from tests.ports import free_port
+from tests.processes import free_port, stop
 
 if TYPE_CHECKING:
     from typing import Self
@@ -106,16 +106,16 @@ class EtcdMember:
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay, and nothing is answered once it returns."""
+        stop(self._running().pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
-        self._signal(signal.SIGCONT)
+        self._running().send_signal(signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
+    def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "it does not run"
-        self._process.send_signal(number)
+        return self._process
 
     def ask(self, path: str, **body: object) -> dict[str, Any]:
         """One call of the JSON form of etcd's interface: `kv/range`, `auth/enable`, …"""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import read_announcement
 from tests.cluster.up import clean_environment
+from tests.processes import stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,9 +132,7 @@ class Server:
     def stop(self) -> None:
         """SIGSTOP; returns when none of its threads runs any more."""
         self._is_stopped = True
-        os.kill(self.pid, signal.SIGSTOP)
-        threads = list(Path(f"/proc/{self.pid}/task").glob("*/stat"))
-        until(f"{self} stops", lambda: all(_is_stopped(each) for each in threads))
+        stop(self.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -166,11 +165,3 @@ class Server:
 
     def __str__(self) -> str:
         return f"{self.role} {self.folder.name}"
-
-
-def _is_stopped(stat: Path) -> bool:
-    try:
-        state = stat.read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:  # a thread that ended just before
-        return True
-    return state in "TZX"
