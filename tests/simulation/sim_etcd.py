@@ -29,6 +29,8 @@ class Value:
     value: bytes
     created: int
     """The revision in which the key came to be: another one is another life of the key."""
+    written: int
+    """The revision in which it was put last."""
     lease: int
     """The key goes when this lease ends; 0 for none."""
 
@@ -75,12 +77,12 @@ class Transaction:
     Done answers it, or NoSpace where it would put something into an etcd that is full.
     """
 
-    created: tuple[tuple[str, int], ...] = ()
-    """Keys that must have been created in these revisions; 0 for a key that must be absent."""
-    equal: tuple[tuple[str, bytes | None], ...] = ()
-    """Keys that must have these values; None for a key that must be absent."""
+    written: tuple[tuple[str, int], ...] = ()
+    """Keys that must have been put last in these revisions; 0 for a key that must be absent."""
     deletes: tuple[str, ...] = ()
     puts: tuple[tuple[str, bytes], ...] = ()
+    touches: tuple[str, ...] = ()
+    """Keys that are put again as they are."""
     leased: tuple[tuple[str, bytes], ...] = ()
     """Put, too, but only for as long as the lease lasts, which must not have ended."""
     lease: int = 0
@@ -192,8 +194,7 @@ class SimEtcd:
     def _transact(self, message: Transaction) -> Done | NoSpace:
         if self.is_full and message.puts:
             return NoSpace()
-        created = all(self._created(key) == want for key, want in message.created)
-        succeeded = created and all(self._value(key) == want for key, want in message.equal)
+        succeeded = all(self._written(key) == want for key, want in message.written)
         if message.leased:
             succeeded = succeeded and message.lease in self._leases
         if succeeded:
@@ -202,20 +203,23 @@ class SimEtcd:
             for key in message.deletes:
                 self.entries.pop(key, None)
             for key, value in message.puts:
-                self.entries[key] = Value(value, self._created(key) or self.revision, 0)
+                self._put(key, value)
             for key, value in message.leased:
-                self.entries[key] = Value(value, self.revision, message.lease)
-        compared = [key for key, _ in (*message.created, *message.equal)]
-        found = {key: self.entries[key] for key in compared if key in self.entries}
+                self._put(key, value, message.lease)
+            for key in message.touches:
+                if (there := self.entries.get(key)) is not None:
+                    self._put(key, there.value, there.lease)
+        found = {key: self.entries[key] for key, _ in message.written if key in self.entries}
         return Done(succeeded, self.revision, found)
 
-    def _created(self, key: str) -> int:
-        there = self.entries.get(key)
-        return 0 if there is None else there.created
+    def _put(self, key: str, value: bytes, lease: int = 0) -> None:
+        there, now = self.entries.get(key), self.revision
+        created = now if there is None else there.created
+        self.entries[key] = Value(value, created, now, lease)
 
-    def _value(self, key: str) -> bytes | None:
+    def _written(self, key: str) -> int:
         there = self.entries.get(key)
-        return None if there is None else there.value
+        return 0 if there is None else there.written
 
     # --- leases -----------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 Answered = Callable[[T | KVStoreError], None]
 WRITE_TIMEOUT_S: Final = 1.0
 LOAD_TIMEOUT_S: Final = 2.0
-EPOCH, LEADER, WRITES, ROWS = "epoch", "leader", "writes", "rows/"
+EPOCH, LEADER, ROWS = "epoch", "leader", "rows/"
 
 
 class SimStore(Protocol):
@@ -140,7 +140,8 @@ class EtcdClient:
         self._lease = 0
         self._created = 0
         """The revision in which the leader's key came to be, which is ours while it is this."""
-        self._writes = 0
+        self._written = 0
+        """The revision of the last write that is known to be in."""
 
     def _run(self, begin: Callable[[], Steps[T]], done: Callable[[T], None]) -> None:
         """Run a call in a thread of its own, which is made first, so that it is collected first."""
@@ -174,15 +175,15 @@ class EtcdClient:
         epoch = Epoch(max(0 if last is None else int(last.value), candidate.above) + 1)
         leader = Leader(epoch, candidate.name, candidate.where)
         election = Transaction(
-            created=((LEADER, 0),),
-            equal=((EPOCH, None if last is None else last.value),),
-            puts=((EPOCH, b"%d" % epoch), (WRITES, mark(epoch, 0))),
+            written=((LEADER, 0), (EPOCH, 0 if last is None else last.written)),
+            puts=((EPOCH, b"%d" % epoch),),
             leased=((LEADER, msgspec.msgpack.encode(leader)),),
             lease=lease.lease,
         )
         won = yield from self._ask(election, deadline_s)
         if isinstance(won, Done) and won.succeeded:
-            self._epoch, self._lease, self._created = epoch, lease.lease, won.revision
+            self._epoch, self._lease = epoch, lease.lease
+            self._created = self._written = won.revision
             return Term(epoch, LEADER_LEASE_S)
         return Unavailable("etcd does not say who has won, or another was faster")
 
@@ -215,37 +216,36 @@ class EtcdClient:
         return [(key.removeprefix(ROWS), each.value) for key, each in found.entries.items()]
 
     def write(self, puts: Sequence[Entry], deletes: Sequence[str], done: Answered[None]) -> None:
-        """In one transaction, which takes effect at most once and after every earlier one."""
+        """In one transaction, which takes no effect after a later one: as the adapter of etcd."""
         rows = tuple((ROWS + key, value) for key, value in puts)
         self._run(partial(self._write, rows, tuple(ROWS + key for key in deletes)), done)
 
     def _write(
         self, rows: tuple[Entry, ...], deletes: tuple[str, ...]
     ) -> Steps[KVStoreError | None]:
-        epoch, number = self._epoch, self._writes + 1
-        message = Transaction(
-            created=self.own_key(), equal=self.last_write(), deletes=deletes,
-            puts=((WRITES, mark(epoch, number)), *rows), epoch=epoch,
-        )  # fmt: skip
-        reply = yield from self._ask(message, self._world.now + WRITE_TIMEOUT_S)
-        if isinstance(reply, NoSpace):
-            return OutOfSpace("etcd is full")
-        if not isinstance(reply, Done):
-            return Unavailable("etcd does not answer")
-        written = reply.found.get(WRITES)
-        # What was not answered may have been done: then this try has changed nothing.
-        if not reply.succeeded and (written is None or written.value != mark(epoch, number)):
-            return StaleEpoch(f"epoch {epoch} is over")
-        self._writes = number
-        return None
+        epoch, created, deadline_s = self._epoch, self._created, self._world.now + WRITE_TIMEOUT_S
+        while True:
+            message = Transaction(
+                written=self.last_write(), deletes=deletes, puts=rows, touches=(LEADER,),
+                epoch=epoch,
+            )  # fmt: skip
+            reply = yield from self._ask(message, deadline_s)
+            if isinstance(reply, NoSpace):
+                return OutOfSpace("etcd is full")
+            if not isinstance(reply, Done):
+                return Unavailable("etcd does not answer")
+            leader = reply.found.get(LEADER)
+            if leader is not None and leader.created == created == self._created:
+                # What was not answered may have been done: then this try has changed nothing.
+                self._written = leader.written
+            elif not reply.succeeded:
+                return StaleEpoch(f"epoch {epoch} is over")
+            if reply.succeeded:
+                return None
 
-    def own_key(self) -> tuple[tuple[str, int], ...]:
-        """I10: the condition of every write, that the leader's key is the one that was won."""
-        return ((LEADER, self._created),)
-
-    def last_write(self) -> tuple[tuple[str, bytes | None], ...]:
-        """The other condition of every write, that it follows the one before."""
-        return ((WRITES, mark(self._epoch, self._writes)),)
+    def last_write(self) -> tuple[tuple[str, int], ...]:
+        """I10: the condition of every write, that nothing was written since our last one."""
+        return ((LEADER, self._written),)
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -283,11 +283,6 @@ class EtcdClient:
         else:
             self._link = link
         return self._link
-
-
-def mark(epoch: Epoch, number: int) -> bytes:
-    """What says that so many writes of a term have taken effect."""
-    return b"%d/%d" % (epoch, number)
 
 
 def leader_in(value: bytes) -> Leader:
