@@ -192,7 +192,7 @@ class SimEtcd:
     # --- keys -------------------------------------------------------------------------------
 
     def _transact(self, message: Transaction) -> Done | NoSpace:
-        if self.is_full and message.puts:
+        if self.is_full and (message.puts or message.touches):
             return NoSpace()
         succeeded = all(self._written(key) == want for key, want in message.written)
         if message.leased:
