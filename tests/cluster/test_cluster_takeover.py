@@ -1,4 +1,4 @@
-"""kill -9 of the only master, or of everything: the same pages are found, and their lives go on."""
+"""kill -9 of the only master, or of everything; an etcd of yesterday: the same pages are found."""
 
 from __future__ import annotations
 
@@ -63,3 +63,28 @@ def test_pages_and_their_lives_outlast_kill_9(tmp_path: Path, killed: str) -> No
             until("what was to live shortly is gone", lambda: not any(gone(opened, short)), TTL_S)
             assert time.monotonic() < began_s + GRACE_S + SLACK_S
             pages.assert_readable(opened, kept)
+
+
+def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(tmp_path: Path) -> None:
+    with Rig(tmp_path / "pool") as rig, rig.pages() as pages:
+        epoch, leader = (f"/kvharbor/{rig.cluster}/{key}" for key in ("epoch", "leader"))
+        earlier = rig.etcd.get(epoch)
+        assert earlier is not None
+        opened = pages.open()
+        chain = opened.chain(range(4 * PAGES))
+        put_for(pages, opened, chain, None)
+        for _ in range(2):
+            rig.masters[rig.leader()].kill()
+            until("a standby serves", rig.is_serving)
+            rig.heal()
+        until("the first one stands by", rig.is_whole)
+        last = max(status.epoch for status in rig.standings().values())
+        for master in rig.masters:
+            master.kill()
+        rig.etcd.put(epoch, earlier)
+        rig.etcd.delete(leader)
+        rig.heal()
+        until("the pool serves again", rig.is_serving)
+        assert rig.standings()[rig.leader()].epoch > last
+        pages.assert_readable(opened, chain)
+        put_for(pages, opened, opened.chain(range(9, 9 + 4 * PAGES)), None)
