@@ -51,33 +51,25 @@ def stored_within(pages: Pages, opened: OpenedNamespace, number: int) -> float:
     return until("a page is stored", is_stored)
 
 
-def test_etcds_leader_stopped(
-    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+@pytest.mark.parametrize("harm", ["stopped", "killed"])
+def test_etcds_leader_is_harmed(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain, harm: str
 ) -> None:
     leader = rig.etcd.leader()
-    leader.freeze()
+    if harm == "stopped":
+        leader.freeze()
+    else:
+        leader.kill()
     try:
         for number in range(1, 4):
             assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
             time.sleep(0.5)
         pages.assert_readable(opened, chain)
     finally:
-        leader.thaw()
-    pages.assert_readable(opened, chain)
-
-
-def test_etcds_leader_killed(
-    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
-) -> None:
-    leader = rig.etcd.leader()
-    leader.kill()
-    try:
-        for number in range(1, 4):
-            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
-            time.sleep(0.5)
-        pages.assert_readable(opened, chain)
-    finally:
-        rig.etcd.restart(leader)
+        if harm == "stopped":
+            leader.thaw()
+        else:
+            rig.etcd.restart(leader)
     pages.assert_readable(opened, chain)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.membership import ReportSegment
-from tests.unit.master_rig import OpenedNamespace, Rig
 from tests.unit.stored_pages import KEYS, PAGE, TTL_S, end, offer, ttls
 
-
-@pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    rig = Rig()
-    rig.add_worker()
-    return rig
+if TYPE_CHECKING:
+    from tests.unit.master_rig import OpenedNamespace, Rig
 
 
 @pytest.fixture

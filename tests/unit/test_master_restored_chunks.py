@@ -52,14 +52,6 @@ FIRST = key_of("w1-dram", 0)
 
 
 @pytest.fixture
-def rig() -> Rig:
-    """A master with one worker."""
-    rig = Rig()
-    rig.add_worker()
-    return rig
-
-
-@pytest.fixture
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace of one part, with twelve pages of which the store knows."""
     space = rig.open_namespace()
