@@ -7,7 +7,7 @@ import pytest
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.membership import InventoryEnd
+from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.stored_pages import KEYS, TTL_S, counter, end, offer, sealed
 
@@ -25,10 +25,13 @@ def test_parts_and_copies_come_in_whatever_order(rig: Rig) -> None:
     rig.add_worker("w2")
     two = rig.open_namespace(2)
     two.put(KEYS, parts=(0,), ttl_s=TTL_S)
+    report = ReportSegment("w1-dram", rig.workers["w1"].incarnation, "read_only", "")
+    assert rig.workers["w1"].ask(report) == Done()
     two.put(KEYS, parts=(1,), ttl_s=TTL_S)  # on the other worker
     two.put(chain(2, 5), parent=KEYS[3 * KEY_BYTES : 4 * KEY_BYTES], parts=(0, 1))
     rig.pass_time(1.0)
-    assert {copy.segment.id for run in rig.master.core.tree(1).all_runs() for copy in run.copies}
+    runs = rig.master.core.tree(1).all_runs()
+    assert {copy.segment.id for run in runs for copy in run.copies} == {"w1-dram", "w2-dram"}
     rig.takeover(2)
     for name in ("w2", "w1"):
         assert offer(rig, name).chunk_starts == ()
