@@ -1,7 +1,7 @@
 """What of the drives' budget of writes is used up, kept for the next master.
 
-Owns the key `write-budget`. A bucket that were full at every start would be none where masters
-often begin. Nothing is made up for while nobody leads: that errs on the side of the drive.
+Owns the key `write-budget`. A bucket that is full at every start is none where masters often begin.
+Nothing is made up for while nobody leads: that errs on the side of the drive.
 """
 
 from __future__ import annotations
