@@ -102,3 +102,13 @@ def workers_go_back(patch: Patch) -> None:
 
     patch.setattr(Membership, "_accepted", accepted_anyway)
     patch.setattr(Membership, "_highest_epoch", lambda self: 0)  # else the leader notices
+
+
+def epochs_that_were_are_kept_quiet(patch: Patch) -> None:
+    """A worker does not tell a leader which epochs it has met."""
+    patch.setattr(Membership, "_highest_epoch", lambda self: 0)
+
+
+def doubt_counts_as_silence(patch: Patch) -> None:
+    """Workers are lost that could not register while their leader was in doubt."""
+    patch.setattr(master_membership, "forgive_silence", lambda core, since_s: None)

@@ -284,10 +284,8 @@ def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(scene: Scene
     scene.world.cut.clear()
 
 
-@pytest.mark.parametrize("takeovers", [1, 3])
-def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(
-    scene: Scene, takeovers: int
-) -> None:
+def put_etcd_back(scene: Scene, takeovers: int = 3) -> None:
+    """Put it back to before so many takeovers, and see that it is overtaken."""
     etcd, chain = etcd_of(scene), scene.chain(4)
     earlier = {key: value for key, value in etcd.entries.items() if not value.lease}
     for number in range(takeovers):
@@ -308,6 +306,13 @@ def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(
     assert scene.worker_core().epoch == scene.leader.epoch
     assert scene.read_all(chain) == [Hit()] * 4
     assert scene.stored(scene.chain(4, 9)) == [Stored()] * 4
+
+
+@pytest.mark.parametrize("takeovers", [1, 3])
+def test_an_etcd_that_was_put_back_to_an_earlier_state_is_overtaken(
+    scene: Scene, takeovers: int
+) -> None:
+    put_etcd_back(scene, takeovers)
 
 
 def test_an_election_whose_answer_is_lost_is_held_again(scene: Scene) -> None:

@@ -57,6 +57,11 @@ def test_the_simulation_notices_a_missing_guard(name: str, monkeypatch: pytest.M
             leader_mutants.workers_go_back,
             failover.test_a_worker_does_not_go_back_to_a_leader_of_the_past,
         ),
+        (leader_mutants.epochs_that_were_are_kept_quiet, failover.put_etcd_back),
+        (
+            leader_mutants.doubt_counts_as_silence,
+            failover.test_pages_are_read_while_etcd_is_away_for_minutes,
+        ),
         (
             leader_mutants.robbed_leaders_are_forgotten,
             failover.test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured,
