@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.identity import ListenerIdentity
-from tests.contract.test_kvstore_cli_status import STATUS, ScriptedMaster, kvharbor, refused
+from tests.contract.cli_rig import STATUS, ScriptedMaster, kvharbor, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

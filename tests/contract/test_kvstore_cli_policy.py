@@ -10,7 +10,7 @@ import pytest
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.identity import ListenerIdentity
 from kvstore.wire.messages.operator import PoliciesInForce, PolicyRow
-from tests.contract.test_kvstore_cli_status import ScriptedMaster, kvharbor, refused
+from tests.contract.cli_rig import ScriptedMaster, kvharbor, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
