@@ -1,6 +1,6 @@
 """A blocking, thread-safe, pipelined connection: requests out, replies back by id.
 
-Leader and followers: the calling thread that finds no reader reads the socket itself, hands
+One reader: the calling thread that finds no reader reads the socket itself, hands
 replies of other calls to their threads, and passes the reading on when it has its own. There is
 no reader thread, because waking one costs more than the whole call. One thread at a time sends,
 one at a time reads; the mutex guards who reads and who sleeps, and is never held across a wait.
@@ -41,13 +41,13 @@ FrameSocket gives them up cost 1 to 4 us of processor time a call.
 class _Call:
     """One request in flight: its reply once that has come, and how to wake who waits for it."""
 
-    __slots__ = ("leads", "reply", "wake")
+    __slots__ = ("reads", "reply", "wake")
 
     def __init__(self) -> None:
         self.reply: Message | None = None
         self.wake: threading.Lock | None = None
-        """Held while a follower sleeps; whoever releases it has set `reply`, or `leads`."""
-        self.leads = False
+        """Held while its caller sleeps; whoever releases it has set `reply`, or `reads`."""
+        self.reads = False
 
 
 class Connection:
@@ -167,15 +167,15 @@ class Connection:
 
     def _await(self, request_id: int, call: _Call, deadline_s: float) -> None:
         """Until the reply is there or the connection is broken, else DeadlineExceeded."""
-        if self._becomes_leader(call):
-            self._lead(request_id, call, deadline_s)
+        if self._becomes_reader(call):
+            self._read(request_id, call, deadline_s)
         else:
-            self._follow(request_id, call, deadline_s)
+            self._sleep(request_id, call, deadline_s)
 
-    def _becomes_leader(self, call: _Call) -> bool:
-        """Whether the caller is to read the socket now. If not it must `_follow`."""
+    def _becomes_reader(self, call: _Call) -> bool:
+        """Whether the caller is to read the socket now. If not it must `_sleep`."""
         with self._mutex:
-            call.leads = False
+            call.reads = False
             if call.reply is not None or self._broken is not None:
                 return False
             if self._is_read:
@@ -185,7 +185,7 @@ class Connection:
             self._is_read = True
             return True
 
-    def _follow(self, request_id: int, call: _Call, deadline_s: float) -> None:
+    def _sleep(self, request_id: int, call: _Call, deadline_s: float) -> None:
         """Sleep until the reply is there, or reading is passed on to this call."""
         wake = call.wake
         try:
@@ -194,20 +194,20 @@ class Connection:
             ):
                 self._give_up(call)
         except BaseException:
-            if call.leads:
+            if call.reads:
                 self._pass_on()
             raise
-        if call.leads:
-            self._lead(request_id, call, deadline_s)
+        if call.reads:
+            self._read(request_id, call, deadline_s)
 
     def _give_up(self, call: _Call) -> None:
         """Stop sleeping; DeadlineExceeded unless there was a reason to wake up after all."""
         with self._mutex:
             call.wake = None
-            if not call.leads and call.reply is None and self._broken is None:
+            if not call.reads and call.reply is None and self._broken is None:
                 raise DeadlineExceeded("no answer within the deadline")
 
-    def _lead(self, request_id: int, call: _Call, deadline_s: float) -> None:
+    def _read(self, request_id: int, call: _Call, deadline_s: float) -> None:
         """Read until the own reply is there, handing others theirs; then pass the reading on."""
         receive = self._link.receive
         try:
@@ -239,13 +239,13 @@ class Connection:
                 _wake(call)
 
     def _pass_on(self) -> None:
-        """Make a sleeping follower the reader; without any, whoever finishes next is it."""
+        """Make a sleeper the reader; without any, whoever finishes next is it."""
         with self._mutex:
             self._is_read = False
             if self._broken is None:
                 for call in list(self._calls.values()):
                     if call.wake is not None:
-                        self._is_read = call.leads = True
+                        self._is_read = call.reads = True
                         _wake(call)
                         return
                 return
@@ -274,7 +274,7 @@ class Connection:
 
 
 def _wake(call: _Call) -> None:
-    """Let the follower run, if one sleeps. The mutex is held."""
+    """Let its caller run, if that sleeps. The mutex is held."""
     if call.wake is not None:
         call.wake.release()
         call.wake = None
