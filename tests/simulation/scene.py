@@ -184,6 +184,10 @@ class Scene:
         self.run(0.2)
         return answers[0].outcomes
 
+    def cut_off(self, one: str, other: str = "master0") -> None:
+        """Nothing passes between two nodes."""
+        self.world.cut |= {(one, other), (other, one)}
+
     def settle(self) -> None:
         """Every worker that runs is registered and compared, also those just started."""
         self.run(0.1)

@@ -18,7 +18,6 @@ from kvstore.wire.messages.reads import Removed
 from tests.simulation import test_simulation_tiers as tiers
 from tests.simulation.scans import scan
 from tests.simulation.sim_etcd import ETCD, Done, SimEtcd
-from tests.simulation.test_simulation_losses import cut_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +181,7 @@ def test_questions_that_waited_for_a_sleeping_leader_get_no_lease(scene: Scene) 
     old = scene.leader
     for name in scene.simulation.masters:
         if name != old.name:
-            cut_off(scene, name, "client0")  # who cannot look elsewhere
+            scene.cut_off(name, "client0")  # who cannot look elsewhere
     scene.world.pause(old.name)
     question = scene.start_match(chain)
     another_leads(scene, old)
@@ -197,7 +196,7 @@ def test_a_worker_follows_the_new_leader_while_the_old_one_still_runs(scene: Sce
     chain = scene.chain(4)
     scene.stored(chain)
     old = scene.leader
-    cut_off(scene, old.name, ETCD)
+    scene.cut_off(old.name, ETCD)
     another_leads(scene, old)
     assert is_doubtful(scene, old)
     assert scene.worker_core().epoch == scene.leader.epoch
@@ -215,9 +214,9 @@ def test_what_a_leader_in_doubt_locates_is_a_miss_once_it_is_overwritten(
     scene.stored(chain)
     old = scene.leader
     others = [name for name in scene.simulation.masters if name != old.name]
-    cut_off(scene, old.name, ETCD)
+    scene.cut_off(old.name, ETCD)
     for name in others:
-        cut_off(scene, "client0", name)
+        scene.cut_off("client0", name)
     another_leads(scene, old)
     assert scene.read_all(chain) == [Hit()] * 4  # by what the old leader remembers
     assert scene.removed(chain, client=1) == [True] * 4
@@ -239,7 +238,7 @@ def test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured(scene: Scene
     chain = scene.chain(6)
     scene.stored(chain)
     old = scene.leader
-    cut_off(scene, old.name, ETCD)
+    scene.cut_off(old.name, ETCD)
     etcd_of(scene).expire_leases()
     scene.run_until(lambda: scene.checks.leader not in (None, old))
     assert not is_doubtful(scene, old)
@@ -254,14 +253,14 @@ def test_leases_of_a_leader_that_was_robbed_of_its_own_are_honoured(scene: Scene
 
 def test_a_worker_does_not_go_back_to_a_leader_of_the_past(scene: Scene) -> None:
     old = scene.leader
-    cut_off(scene, old.name, ETCD)
+    scene.cut_off(old.name, ETCD)
     etcd_of(scene).expire_leases()
     scene.run_until(lambda: scene.checks.leader not in (None, old))
-    cut_off(scene, "worker0", old.name)
+    scene.cut_off("worker0", old.name)
     scene.worker().links.close()
     scene.run_until(lambda: scene.worker_core().epoch == scene.leader.epoch)
     scene.world.cut = {(old.name, ETCD), (ETCD, old.name)}
-    cut_off(scene, "worker0", scene.leader.name)
+    scene.cut_off("worker0", scene.leader.name)
     scene.worker().links.close()
     scene.run(0.3)
     assert not is_doubtful(scene, old)
@@ -271,7 +270,7 @@ def test_a_worker_does_not_go_back_to_a_leader_of_the_past(scene: Scene) -> None
 
 def test_plans_of_a_leader_that_was_robbed_of_its_lease_are_refused(scene: Scene) -> None:
     old = scene.leader
-    cut_off(scene, old.name, ETCD)
+    scene.cut_off(old.name, ETCD)
     scene.hold(Ingest, source="client0")
     put = scene.put(scene.chain(6), timeout_s=20.0)
     scene.run(0.2)

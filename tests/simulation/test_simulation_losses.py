@@ -38,11 +38,6 @@ def records_of(scene: Scene, worker: int = 0) -> list[Record]:
     return scene.worker(worker).memories[f"worker{worker}-dram"].all_records()
 
 
-def cut_off(scene: Scene, one: str, other: str = "master0") -> None:
-    """Nothing passes between two nodes."""
-    scene.world.cut |= {(one, other), (other, one)}
-
-
 def holder_of(scene: Scene, chain: PageChain) -> str:
     """The worker that holds a chain's first page."""
     return scene.checks.history.pages[chain.key(0)].sealed[-1].segment.removesuffix("-dram")
@@ -60,7 +55,7 @@ def test_a_worker_without_contact_takes_no_puts_and_serves_reads(make_scene: Mak
     scene.hold(Ingest)
     put = scene.put(scene.chain(2, 1), timeout_s=20.0)
     scene.run(0.2)
-    cut_off(scene, "worker0")
+    scene.cut_off("worker0")
     scene.run(T_S / 2 + limits.HEARTBEAT_INTERVAL_S)
     assert scene.worker_core().is_fenced(scene.world.now)
     scene.release()
@@ -72,7 +67,7 @@ def test_a_worker_without_contact_takes_no_puts_and_serves_reads(make_scene: Mak
 
 
 def test_contact_lifts_the_fence(scene: Scene) -> None:
-    cut_off(scene, "worker0")
+    scene.cut_off("worker0")
     scene.run(T_S / 2 + limits.HEARTBEAT_INTERVAL_S)
     assert scene.worker_core().is_fenced(scene.world.now)
     scene.world.cut.clear()
@@ -85,7 +80,7 @@ def test_a_pull_that_runs_when_the_fence_falls_ends(scene: Scene) -> None:
     scene.worker().copy_delay_max_s = 1.0
     put = scene.put(scene.chain(8), timeout_s=30.0)
     scene.run_until(lambda: bool(scene.worker().pulls))
-    cut_off(scene, "worker0")
+    scene.cut_off("worker0")
     scene.run(T_S / 2 + 1.5)
     assert not scene.worker().pulls
     scene.worker().copy_delay_max_s = 0.002
@@ -186,7 +181,7 @@ def test_a_put_of_a_lost_worker_goes_elsewhere_and_its_extents_are_fenced_on_ret
     put = scene.put(chain, timeout_s=40.0)
     scene.run(0.5)  # sealed there, and nobody knows
     (name,) = {plan.segment.worker for plan in scene.core.plans.values()}
-    cut_off(scene, name)
+    scene.cut_off(name)
     scene.lose_held()
     scene.run(T_S + 1.0)
     scene.world.cut.clear()

@@ -219,7 +219,7 @@ def test_a_writer_that_nobody_sees_die_is_noticed_by_its_timeout(scene: Scene) -
     scene.put(scene.chain(8))
     scene.run(0.2)
     scene.lose_held()
-    scene.world.cut = {("client0", "master0"), ("master0", "client0")}
+    scene.cut_off("client0")
     scene.simulation.crash("client0")
     scene.run(limits.PUT_TIMEOUT_BASE_S + 1.0)
     assert scene.bytes_in(RESERVED) == scene.bytes_in(QUARANTINED) == 0
