@@ -8,8 +8,7 @@ from policies.eviction.lrfu import Lrfu
 from policies.eviction.protocol import SAME_USE_S
 from policies.eviction.s3_fifo import S3Fifo
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
-from tests.unit.test_master_policy_requests import ask
-from tests.unit.test_master_victims import PAGE, evict
+from tests.unit.pools import PAGE, ask, evict
 
 OFTEN, LATE = chain(1, 8), chain(2, 8)
 

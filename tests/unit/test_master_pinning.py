@@ -24,8 +24,7 @@ from master import pinning
 from master.tunables import Tunables
 from master.write_behind import CLOCK_EVERY_S
 from tests.unit.master_rig import TENANT, OpenedNamespace, Rig, chain, failure, small_content
-from tests.unit.test_master_tiering import held, put_chains, rig_with
-from tests.unit.test_master_victims import PAGE, evict
+from tests.unit.pools import PAGE, evict, held, put_chains, rig_with
 
 KEYS = chain(0, 8)
 OTHER = chain(1, 8)

@@ -21,6 +21,7 @@ from policies import registry
 from policies.admission.budget import Budget
 from policies.placement.most_free import MostFree
 from tests.unit.master_rig import Rig, failure
+from tests.unit.pools import ask
 
 if TYPE_CHECKING:
     from policies.placement.protocol import Candidate
@@ -36,13 +37,6 @@ KINDS = {
     "admission": set(registry.ADMISSION),
     "placement": set(registry.PLACEMENT),
 }
-
-
-def ask(rig: Rig, message: GetPolicies | SetPolicy | ResetPolicy) -> dict[str, PolicyRow]:
-    """An operator's question."""
-    reply = rig.ask(rig.open("operator", "", "kvharbor"), message)
-    assert isinstance(reply, PoliciesInForce), reply
-    return {row.kind: row for row in reply.policies}
 
 
 def brief(rows: dict[str, PolicyRow]) -> dict[str, tuple[str, bool]]:

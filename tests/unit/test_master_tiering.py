@@ -11,36 +11,12 @@ from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import ReportSegment
 from kvstore.wire.messages.reads import Prefetch
 from master import moves, tiering, victims
-from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+from tests.unit.pools import PAGE, TIERED, held, put_chains, rig_with
 
 if TYPE_CHECKING:
     from policies.admission.protocol import Candidate
-
-PAGE = 4096
-TIERED = Tunables(watermark_demote=0.4, watermark_low=0.6, watermark_high=0.8, nvme_admission="all")
-
-
-def rig_with(
-    chunks: int = 4, nvme_chunks: int = 64, tunables: Tunables = TIERED
-) -> tuple[Rig, OpenedNamespace]:
-    """A pool with little memory, a drive, and a namespace of one part of 4 KiB."""
-    rig = Rig(tunables)
-    rig.add_worker(chunks=chunks, nvme_chunks=nvme_chunks)
-    return rig, rig.open_namespace()
-
-
-def held(rig: Rig, segment: str) -> set[bytes]:
-    """The pages that lie in a segment, by its worker's records."""
-    return {bytes(record.key) for record in rig.segment(segment).records.values()}
-
-
-def put_chains(rig: Rig, space: OpenedNamespace, chains: range, pages: int = 4) -> None:
-    """Put chains, one second after the other."""
-    for number in chains:
-        space.put(chain(number, pages))
-        rig.pass_time(1.0)
 
 
 def test_nothing_is_copied_while_memory_has_room() -> None:

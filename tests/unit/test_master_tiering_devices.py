@@ -12,6 +12,7 @@ from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 from tests.unit.master_worker import FakeSegment
+from tests.unit.pools import held
 
 DEVICE, MEMORY = "w1-dram", "w1-memory"
 TIERED = Tunables(watermark_demote=0.4, watermark_low=0.6, watermark_high=0.8, nvme_admission="all")
@@ -32,10 +33,6 @@ def put(space: OpenedNamespace, keys: bytes, tier: str = "hbm") -> None:
     plans = space.begin(keys, tier=tier)
     assert isinstance(plans, PutPlans), plans
     assert not any(map(any, space.report(space.write(plans, keys))))
-
-
-def held(rig: Rig, segment: str) -> set[bytes]:
-    return {bytes(record.key) for record in rig.segment(segment).records.values()}
 
 
 def pages_of(keys: bytes) -> set[bytes]:

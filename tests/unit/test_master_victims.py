@@ -8,8 +8,7 @@ from master import victims
 from master.tunables import Tunables
 from policies.eviction.protocol import SAME_USE_S
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
-
-PAGE = 4096
+from tests.unit.pools import PAGE, evict
 
 
 def rig_with_pages(chains: int, eviction: str = "lrfu") -> tuple[Rig, OpenedNamespace]:
@@ -21,13 +20,6 @@ def rig_with_pages(chains: int, eviction: str = "lrfu") -> tuple[Rig, OpenedName
         space.put(chain(number, 8))
         rig.pass_time(1.0)
     return rig, space
-
-
-def evict(rig: Rig, goal_bytes: int, searches: int = 100) -> tuple[int, int]:
-    """Evict from the one segment."""
-    segment = rig.master.core.segments["w1-dram"]
-    chunks = segment.allocator.chunk_list
-    return victims.evict_some(rig.master.core, segment, chunks, goal_bytes, searches)
 
 
 def test_the_coldest_go_first() -> None:

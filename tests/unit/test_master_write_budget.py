@@ -11,8 +11,7 @@ from kvstore.wire.messages.pins import PagesPinned, PinPages
 from master.write_budget import KEY
 from policies.admission.budget import DAY_S, Budget
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
-from tests.unit.test_master_policy_requests import ask
-from tests.unit.test_master_tiering import PAGE, TIERED, held, put_chains, rig_with
+from tests.unit.pools import PAGE, TIERED, ask, held, put_chains, rig_with
 
 DRIVE = 64 * 16 * PAGE
 """Bytes of the rig's drive."""
