@@ -77,6 +77,8 @@ class Core:
         self.now = NOT_STARTED
         self.actions: list[Action] = []
         self.counters: Counter[str] = Counter()
+        self.damaged: list[str] = []
+        """Keys of the durable values that were no good: set aside, while the rest was loaded."""
 
         self.sessions: dict[SessionId, Session] = {}
         self.owners: dict[OwnerKey, Owner] = {}

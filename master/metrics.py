@@ -224,12 +224,12 @@ def _metadata(status: Status, counts: ShellCounts) -> Iterator[Metric]:
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(f"kvharbor_metadata_{name}", text, value=value)
     counters = {
-        "rows_written": "Rows of chunks that were written.",
-        "bytes_written": "Bytes of the values that they were in.",
-        "values_set_aside": "Values that were damaged.",
+        "rows_written": ("Rows of chunks that were written.", "chunk_rows_written"),
+        "bytes_written": ("Bytes of the values that they were in.", "chunk_bytes_written"),
+        "values_set_aside": ("Values that were damaged.", "values_set_aside"),
     }
-    for name, text in counters.items():
-        value = status.counters.get(f"chunk_{name}", 0)
+    for name, (text, counter) in counters.items():
+        value = status.counters.get(counter, 0)
         yield CounterMetricFamily(f"kvharbor_metadata_{name}", text, value=value)
 
 

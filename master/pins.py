@@ -11,13 +11,14 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from math import inf, isnan
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.errors import ConfigError, InvariantBroken, MalformedMessage
+from kvstore.errors import CorruptPage, InvariantBroken, MalformedMessage
 from kvstore.ids import KEY_BYTES
+from kvstore.require import require_owner, require_ttl
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.pins import PinPages
 from master.namespaces import KnownNamespace, Namespaces
@@ -35,6 +36,8 @@ PREFIX: Final = "pins/"
 GRAIN_S: Final = 0.25
 _HEAD: Final = struct.Struct("<Id")
 """How many pages, and when the pin ends, in pool time."""
+PAGE_BYTES_MAX: Final = 1 << 48
+"""Nothing larger is held back for one page."""
 
 
 class Pin(msgspec.Struct, eq=False):
@@ -147,9 +150,12 @@ class Pins:
             key = hold.above
 
     def start(self, pool_time: PoolTime) -> None:
-        """Time begins, and that of the pins that were found in the store goes on."""
+        """Time begins, and that of the pins that were found in the store goes on.
+
+        None has more left than it was made with, even where pool time was lost.
+        """
         for pin in self._pins.values():
-            pin.until_s = pool_time.own_s(pin.until_s)
+            pin.until_s = pool_time.own_s(min(pin.until_s, pool_time.restored_s + pin.ttl_s))
             self.deadlines.place(pin, pin.until_s)
 
     def lift(self, known: KnownNamespace, keys: Iterable[bytes], owner: str | None) -> list[Pin]:
@@ -257,24 +263,28 @@ class Pins:
             raise InvariantBroken(f"I31: {self.hard_bytes} bytes are counted, {total} are held")
 
     def restore(self, namespaces: Namespaces, key: str, value: bytes) -> None:
-        """Take in one durable value; ConfigError when it is not ours. Its end is in pool time until
-        time begins.
+        """Take in one durable value; CorruptPage when it is not ours, and then nothing is pinned by
+        it any more. Its end is in pool time until time begins.
         """
         try:
-            number = int(key.removeprefix(PREFIX), 16)
+            number = _number_of(key)
             count, until_s = _HEAD.unpack_from(value)
             stop = _HEAD.size + 8 * count
             sizes = array("Q", value[_HEAD.size : stop])
             message = decode(value[stop:])
             if not isinstance(message, PinPages) or len(message.keys) != count * KEY_BYTES:
                 raise MalformedMessage(type(message).__name__)
-            if isnan(until_s):
+            if not until_s >= 0:
                 raise MalformedMessage("it ends at no time")
+            if not 0 < max(sizes, default=0) <= PAGE_BYTES_MAX:
+                raise MalformedMessage("its pages have no size")
+            require_owner(message.owner)
+            require_ttl("ttl_s", message.ttl_s)
         except (struct.error, ValueError, MalformedMessage) as error:
-            raise ConfigError(f"metadata value {key}: {error}") from error
+            raise CorruptPage(f"metadata value {key}: {error}") from error
         known = namespaces.find(message.namespace)
         if known is None:
-            raise ConfigError(f"metadata value {key}: of an unknown namespace")
+            raise CorruptPage(f"metadata value {key}: of an unknown namespace")
         pages = dict(zip(split_keys(message.keys), sizes, strict=True))
         self.add(Pin(number, known, message.owner, message.hard, message.ttl_s, until_s, pages))
 
@@ -285,7 +295,19 @@ def _is_hard(owners: dict[str, Pin] | None) -> bool:
 
 def name_of(pin: Pin) -> str:
     """Key of its durable value."""
-    return f"{PREFIX}{pin.number:016x}"
+    return _name(pin.number)
+
+
+def _name(number: int) -> str:
+    return f"{PREFIX}{number:016x}"
+
+
+def _number_of(key: str) -> int:
+    """ValueError unless that is how the key of a pin looks."""
+    number = int(key.removeprefix(PREFIX), 16)
+    if number < 0 or _name(number) != key:
+        raise ValueError(f"{key} is no pin's key")
+    return number
 
 
 def value_of(pin: Pin, pool_time: PoolTime) -> bytes:

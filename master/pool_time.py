@@ -12,10 +12,12 @@ from typing import Final
 
 import msgspec
 
-from kvstore.errors import ConfigError
+from kvstore.errors import CorruptPage
 
 KEY: Final = "clock"
 _SECONDS: Final = struct.Struct("<d")
+SECONDS_MAX: Final = 1e10
+"""Three hundred years: no pool is older, and moments stay apart."""
 
 
 class Life(msgspec.Struct, frozen=True, gc=False):
@@ -29,19 +31,28 @@ class Life(msgspec.Struct, frozen=True, gc=False):
 class PoolTime:
     """Between this master's monotonic clock and pool time."""
 
-    __slots__ = ("_ahead_s", "restored_s")
+    __slots__ = ("_ahead_s", "is_lost", "restored_s")
 
     def __init__(self) -> None:
         """Nobody has led before."""
         self.restored_s = 0.0
         """Pool time at which this master begins."""
+        self.is_lost = True
+        """Whether no moment was found in the store: then other values tell how late it is."""
         self._ahead_s = 0.0
 
     def restore(self, value: bytes) -> None:
-        """Go on from a durable value; ConfigError when it is not ours."""
+        """Go on from a durable value; CorruptPage when it is not ours."""
         if len(value) != _SECONDS.size:
-            raise ConfigError(f"metadata value {KEY}: got {len(value)} bytes, want {_SECONDS.size}")
-        (self.restored_s,) = _SECONDS.unpack(value)
+            raise CorruptPage(f"metadata value {KEY}: got {len(value)} bytes, want {_SECONDS.size}")
+        (seconds,) = _SECONDS.unpack(value)
+        if not 0 <= seconds <= SECONDS_MAX:
+            raise CorruptPage(f"metadata value {KEY}: got {seconds} s, want 0 to {SECONDS_MAX}")
+        self.go_on_from(seconds)
+
+    def go_on_from(self, seconds: float) -> None:
+        """Begin at this moment of pool time."""
+        self.restored_s, self.is_lost = seconds, False
 
     def start(self, now_s: float) -> None:
         """The master begins, at this moment of its own clock."""

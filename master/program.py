@@ -27,7 +27,7 @@ from master.event_dump import dump_events
 from master.metadata import metadata_store
 from master.office import Office
 from master.reception import Reception
-from master.restored_chunks import ASIDE
+from master.restoring import ASIDE, lost_with
 from master.state import MasterState
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ class Cores:
             raise ConfigError(f"{error}; {do}") from error
         self._last = epoch, core.ring
         for key in core.damaged:
-            _LOG.error("metadata value %s is damaged: moved to %s", key, ASIDE + key)
+            _LOG.error(
+                "metadata value %s is damaged: moved to %s; %s", key, ASIDE + key, lost_with(key)
+            )
         return core
 
     async def dump(self, name: str) -> None:

@@ -8,10 +8,8 @@ goes when its chunk has been compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from kvstore.coordination.metadata_store import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.errors import CorruptPage
 from master.chunk_values import chunk_head, decode_chunk, place_of
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from master.pool_time import Life
     from master.segments import Segment
 
-ASIDE: Final = "aside/"
-
 Lives = dict[int, tuple[int, "Life"]]
 """By offset: a generation, and how long the page lives that has it."""
 
@@ -30,13 +26,11 @@ Lives = dict[int, tuple[int, "Life"]]
 class Restored:
     """Values by segment and chunk start."""
 
-    __slots__ = ("_values", "damaged")
+    __slots__ = ("_values",)
 
     def __init__(self) -> None:
         """Start with none."""
         self._values: dict[str, dict[int, bytes]] = {}
-        self.damaged: list[str] = []
-        """Keys of values that were set aside."""
 
     def __len__(self) -> int:
         return sum(map(len, self._values.values()))
@@ -70,6 +64,12 @@ class Restored:
         """A segment has been compared, or is given up."""
         self._values.pop(segment, None)
 
+    def latest_s(self) -> float:
+        """When the youngest page of which there is a value came in, in pool time; 0 without any."""
+        values = (value for chunks in self._values.values() for value in chunks.values())
+        rows = (row for value in values for row in decode_chunk(value).rows)
+        return max((row.life.created_s for row in rows), default=0.0)
+
     def lives(self, segment: Segment, start: int, size_class: int) -> Lives:
         """How long the pages of a chunk live, in pool time, as far as that was stored."""
         value = self.get(segment.id, start)
@@ -89,19 +89,8 @@ def life_of(lives: Lives, record: Record) -> Life | None:
 
 
 def restore_chunk(core: Core, key: str, value: bytes) -> None:
-    """Take in one durable value. One that is damaged is set aside: its chunk's records tell all.
-
-    A stranger's, which no master could have written, stays where it is.
-    """
-    try:
-        segment, start = place_of(key)
-        head = chunk_head(value)
-    except CorruptPage:
-        core.counters["chunk_values_set_aside"] += 1
-        core.restored.damaged.append(key)
-        aside = ASIDE + key
-        if len(value) <= VALUE_BYTES_MAX and len(aside.encode()) <= KEY_BYTES_MAX:
-            core.persist(puts=((aside, value),), deletes=(key,), behind=True)
-        return
+    """Take in one durable value; CorruptPage when it is damaged: its chunk's records tell all."""
+    segment, start = place_of(key)
+    head = chunk_head(value)
     core.restored.add(segment, start, value)
     core.saving.stored.setdefault(segment, {})[start] = head.digest

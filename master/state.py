@@ -34,33 +34,27 @@ from kvstore.wire.messages.reads import (
     ReportSuspect,
 )
 from master import (
-    chunk_values,
     chunk_writes,
     confirmations,
     doubt,
     incomplete,
     inventory,
     leaving,
-    lenders,
     membership,
     moves,
     namespaces,
     pinning,
-    pins,
     policy_requests,
-    pool_time,
     puts,
     reads,
     reclaim,
     removal,
-    restored_chunks,
+    restoring,
     shrinking,
     status,
     stopping,
     suspects,
     tiering,
-    tombstones,
-    write_budget,
 )
 from master.core import Core
 from master.event_ring import EventRing
@@ -148,23 +142,7 @@ class MasterState:
         self.core = Core(tunables, epoch)
         self.core.leads_until_s = leads_until_s
         self.ring = EventRing()
-        for key, value in sorted(restored):  # namespaces before the pins in them
-            if key.startswith(namespaces.PREFIX):
-                namespaces.restore(self.core, key, value)
-            elif key.startswith(tombstones.PREFIX):
-                self.core.tombstones.restore(key, value)
-            elif key.startswith(lenders.PREFIX):
-                self.core.lenders.restore(key, value)
-            elif key.startswith(pins.PREFIX):
-                self.core.pins.restore(self.core.namespaces, key, value)
-            elif key.startswith(chunk_values.PREFIX):
-                restored_chunks.restore_chunk(self.core, key, value)
-            elif key == pool_time.KEY:
-                self.core.pool_time.restore(value)
-            elif key.startswith(policy_requests.PREFIX):
-                policy_requests.restore(self.core, key, value)
-            elif key == write_budget.KEY:
-                write_budget.restore(self.core, value)
+        restoring.restore(self.core, restored)
         chunk_writes.drop_orphans(self.core)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -199,7 +177,7 @@ class MasterState:
     @property
     def damaged(self) -> list[str]:
         """Keys of the durable values that were no good: set aside, while the rest was loaded."""
-        return self.core.restored.damaged
+        return self.core.damaged
 
     @property
     def wakeup_s(self) -> float:

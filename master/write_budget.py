@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import ConfigError
+from kvstore.errors import CorruptPage
 
 if TYPE_CHECKING:
     from master.core import Core
 
 KEY: Final = "write-budget"
 _BYTES: Final = struct.Struct("<Q")
+SPENT_BYTES_MAX: Final = 1 << 60
+"""No drive is owed more, and what is spent on top of it can still be noted."""
 
 
 def spend(core: Core, size_bytes: int) -> None:
@@ -27,9 +29,11 @@ def spend(core: Core, size_bytes: int) -> None:
 
 
 def restore(core: Core, value: bytes) -> None:
-    """Take in the durable value; ConfigError when it is not ours."""
+    """Take in the durable value; CorruptPage when it is not ours: the bucket is full then."""
     try:
         (spent_bytes,) = _BYTES.unpack(value)
     except struct.error as error:
-        raise ConfigError(f"metadata value {KEY}: {error}") from error
+        raise CorruptPage(f"metadata value {KEY}: {error}") from error
+    if spent_bytes > SPENT_BYTES_MAX:
+        raise CorruptPage(f"metadata value {KEY}: {spent_bytes} bytes cannot be spent")
     core.admission.begin_with(spent_bytes)

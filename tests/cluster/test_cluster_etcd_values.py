@@ -93,7 +93,7 @@ def test_spoiled_chunk_values_are_set_aside_and_their_pages_kept(rig: Rig, pages
         pages.assert_readable(opened, chain)
     (aside,) = values_below(rig, "aside")
     assert aside.endswith(spoiled.partition("segments/")[2])
-    assert rig.status(rig.leader()).counters["chunk_values_set_aside"] == 1
+    assert rig.status(rig.leader()).counters["values_set_aside"] == 1
 
 
 def test_foreign_keys_below_our_prefix_are_told_of_and_left_alone(rig: Rig, pages: Pages) -> None:

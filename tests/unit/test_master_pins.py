@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from math import inf, nan
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore.errors import ConfigError, InvariantBroken
+from kvstore.errors import CorruptPage, InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.encoding import encode
 from kvstore.wire.messages.hello import Done
@@ -22,11 +23,17 @@ from master.tunables import Tunables
 from master.wheel import Wakeup
 from tests.unit.master_rig import TENANT, Rig, chain
 
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+
 KEYS = chain(1, 8)
 PAGES = split_keys(KEYS)
-KNOWN = Rig().open_namespace().rig.master.core.namespaces.by_ordinal(1)
+NAMESPACES = Rig().open_namespace().rig.master.core.namespaces
+KNOWN = NAMESPACES.by_ordinal(1)
 SIZE = 4096
 NOW = 1000.0
+ONE = f"{1:016x}"
+WORD = SIZE.to_bytes(8, "little")
 
 
 def book(*pins: tuple[str, bool, list[bytes]]) -> Pins:
@@ -40,6 +47,16 @@ def book(*pins: tuple[str, bool, list[bytes]]) -> Pins:
         made.add(pin)
     made.check()
     return made
+
+
+def stored(
+    request: Message | None = None, *, pages: int = 1, until_s: float = 60.0, size: bytes = WORD
+) -> bytes:
+    """A pin as it is stored; by default a good one of one page."""
+    assert KNOWN is not None
+    if request is None:
+        request = PinPages(KNOWN.namespace.id, KEYS[: pages * KEY_BYTES], "o", True, 60.0)
+    return struct.pack("<Id", pages, until_s) + size + encode(request)
 
 
 def run_of(keys: bytes = KEYS) -> Run:
@@ -152,17 +169,39 @@ def test_what_is_durable_comes_back_with_the_time_that_is_left() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("0", b""),
+        (ONE, b""),
         ("x", bytes(12)),
-        ("0", bytes(4) + struct.pack("<d", nan) + encode(PinPages(b"", b"", "o", True, 1.0))),
-        ("0", bytes(12) + encode(Done())),
-        ("0", b"\1\0\0\0" + bytes(16) + encode(PinPages(b"", b"", "o", True, 1.0))),
-        ("0", b"\1\0\0\0" + bytes(16) + encode(PinPages(b"n" * 32, bytes(32), "o", True, 1.0))),
+        ("1", stored()),
+        ("-000000000000001", stored()),
+        (ONE, stored(until_s=nan)),
+        (ONE, stored(until_s=-1.0)),
+        (ONE, stored(pages=0, size=b"")),
+        (ONE, stored(size=bytes(8))),
+        (ONE, stored(size=b"\xff" * 8)),
+        (ONE, stored(size=b"\1")),
+        (ONE, stored(request=Done())),
+        (ONE, stored(request=PinPages(b"", b"", "o", True, 1.0))),
+        (ONE, stored(request=PinPages(b"", bytes(32), "", True, 1.0))),
+        (ONE, stored(request=PinPages(b"", bytes(32), "o", True, nan))),
+        (ONE, stored(request=PinPages(b"n" * 32, bytes(32), "o", True, 1.0))),
     ],
 )
 def test_values_that_are_not_ours_are_named(key: str, value: bytes) -> None:
-    with pytest.raises(ConfigError, match=PREFIX + key):
-        Pins(Wakeup()).restore(Rig().master.core.namespaces, PREFIX + key, value)
+    pins = Pins(Wakeup())
+    with pytest.raises(CorruptPage, match=PREFIX + key):
+        pins.restore(NAMESPACES, PREFIX + key, value)
+    assert not pins.pages
+
+
+def test_no_pin_has_more_left_than_it_was_made_with() -> None:
+    pins = Pins(Wakeup())
+    pins.restore(NAMESPACES, PREFIX + ONE, stored(until_s=9000.0))
+    time = PoolTime()
+    time.go_on_from(10.0)
+    time.start(NOW)
+    pins.start(time)
+    (pin,) = pins.all()
+    assert pin.until_s == NOW + 60.0
 
 
 @pytest.mark.parametrize("what", ["page", "bytes", "users", "end"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
+import struct
+from math import inf, nan
 
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import CorruptPage
 from master.pool_time import Life, PoolTime
 
 
@@ -28,7 +29,12 @@ def test_what_lives_for_ever_does_so() -> None:
     assert clock.own(clock.stored(Life(inf, 8.0, inf))) == Life(inf, 8.0, inf)
 
 
-@pytest.mark.parametrize("value", [b"", bytes(7), bytes(9)])
+@pytest.mark.parametrize(
+    "value",
+    [b"", bytes(7), bytes(9), *(struct.pack("<d", each) for each in (nan, inf, -1.0, 1e11))],
+)
 def test_a_strange_value_is_refused(value: bytes) -> None:
-    with pytest.raises(ConfigError, match="clock"):
-        PoolTime().restore(value)
+    clock = PoolTime()
+    with pytest.raises(CorruptPage, match="clock"):
+        clock.restore(value)
+    assert clock.is_lost

@@ -29,9 +29,8 @@ from master.chunk_values import (
     encode_chunk,
     key_of,
 )
-from master.pool_time import KEY as CLOCK
 from master.pool_time import Life
-from master.restored_chunks import ASIDE
+from master.restoring import ASIDE
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 from tests.unit.stored_pages import (
     KEYS,
@@ -204,7 +203,7 @@ def test_a_damaged_value_is_set_aside_and_the_rest_is_loaded(
     assert rig.store[ASIDE + FIRST] == bytes(bad)
     assert rig.store[ASIDE + PREFIX + "w1-dram/?"] == b"?"
     assert FIRST not in rig.store
-    assert counter(rig, "chunk_values_set_aside") == 2
+    assert counter(rig, "values_set_aside") == 2
     assert rig.master.damaged == [FIRST, PREFIX + "w1-dram/?"]
     rig.workers["w1"].send_rows(0)
     end(rig)
@@ -352,9 +351,3 @@ def test_what_a_restored_value_lists_is_not_freed_while_old_leases_may_run(
     assert [record.state for record in records] == [RecordState.REMOVED] * 12
     rig.pass_time(1.0)
     assert not rig.workers["w1"].records
-
-
-def test_pool_time_that_is_not_ours_is_refused(rig: Rig, space: OpenedNamespace) -> None:
-    rig.store[CLOCK] = b"?"
-    with pytest.raises(Exception, match="clock"):
-        rig.takeover(2)

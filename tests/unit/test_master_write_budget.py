@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvstore.errors import ConfigError
 from kvstore.wire.messages.operator import SetPolicy
 from kvstore.wire.messages.pins import PagesPinned, PinPages
+from master.restoring import ASIDE
 from master.write_budget import KEY
 from policies.admission.budget import DAY_S, Budget
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
@@ -114,12 +114,19 @@ def test_another_policy_and_back_is_no_new_budget() -> None:
     assert spent_pages(rig) == noted
 
 
-@pytest.mark.parametrize("value", [b"", b"1234567", b"123456789"])
-def test_what_is_not_ours_stops_the_start(value: bytes) -> None:
-    rig = Rig()
+@pytest.mark.parametrize("value", [b"", b"1234567", b"123456789", b"\xff" * 8])
+def test_without_a_value_of_ours_the_bucket_is_full(value: bytes) -> None:
+    rig, space = rig_with(tunables=BUDGET)
+    put_chains(rig, space, range(30))
+    assert spent_pages(rig) > 20
     rig.store[KEY] = value
-    with pytest.raises(ConfigError, match=KEY):
-        rig.takeover(2)
+    rig.takeover(2)
+    assert rig.master.damaged == [KEY]
+    assert spent_pages(rig) == 0
+    rig.workers["w1"].join()
+    put_chains(rig, rig.open_namespace(), range(30, 40))
+    assert 0 < spent_pages(rig) <= noted_pages(rig)
+    assert rig.store[ASIDE + KEY] == value
 
 
 def test_a_drive_that_is_nearly_full_costs_what_it_takes() -> None:
