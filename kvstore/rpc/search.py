@@ -39,7 +39,7 @@ class Search:
         for address in addresses:
             parse_address(address)
         self._configured = tuple(dict.fromkeys(addresses))
-        self._backoff = Backoff(random, _longest_pause_s(len(self._configured)))
+        self._backoff = Backoff(random)
         self._first = 0
         """Of the configured ones: it led when a leader was last found."""
         self._named: tuple[str, ...] = ()
@@ -128,11 +128,6 @@ class Search:
     def _order(self) -> list[str]:
         known = self._configured[self._first :] + self._configured[: self._first]
         return sorted(dict.fromkeys((*self._named, *known)), key=self._silent.__contains__)
-
-
-def _longest_pause_s(masters: int) -> float:
-    """Between rounds: where one of several may win an election, pauses stay short."""
-    return limits.RECONNECT_DELAY_MAX_S if masters == 1 else limits.ELECTION_PAUSE_MAX_S
 
 
 def _is_address(text: str) -> bool:

@@ -62,6 +62,14 @@ def test_pauses_double_up_to_a_bound_and_differ_by_their_random_half() -> None:
     assert len({pause / max(masters.pauses) for pause in masters.pauses}) == 12
 
 
+def test_a_master_that_starts_is_found_at_once_however_long_it_was_gone() -> None:
+    refused: list[KVStoreError | list[Step]] = [Unavailable("refused")] * 500
+    masters = FakeMasters(a=refused)
+    assert masters.link("a").call(Done(), 100.0) == Done()
+    assert sum(masters.pauses) > 60.0
+    assert max(masters.pauses) <= 0.2
+
+
 def test_success_starts_the_pauses_anew() -> None:
     masters = FakeMasters(a=[Unavailable("1"), Unavailable("2"), Unavailable("3"), ["lost"], []])
     link = masters.link("a")
@@ -79,7 +87,7 @@ def test_success_starts_the_pauses_anew() -> None:
 def test_what_the_peer_asks_for_is_waited_but_not_more_than_the_bound() -> None:
     backoff = Backoff(Random(1))
     assert backoff.failed(1.5) == 1.5
-    assert backoff.failed(1e9) == limits.RECONNECT_DELAY_MAX_S
+    assert backoff.failed(1e9) == limits.RETRY_AFTER_MAX_S
 
 
 def test_an_unreachable_master_ends_at_the_deadline_with_the_reason() -> None:

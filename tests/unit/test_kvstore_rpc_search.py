@@ -35,8 +35,8 @@ def test_masters_that_name_each_other_are_not_asked_without_a_pause() -> None:
         masters.link("a", "b").call(Done(), 2.0)
     assert masters.dialled[:4] == ["a", "b", "a", "b"]
     assert len(masters.dialled) <= 2 * (len(masters.pauses) + 1)
-    assert max(masters.pauses) <= limits.ELECTION_PAUSE_MAX_S
-    assert len(masters.pauses) > 2.0 / limits.ELECTION_PAUSE_MAX_S
+    assert max(masters.pauses) <= limits.RECONNECT_DELAY_MAX_S
+    assert len(masters.pauses) > 2.0 / limits.RECONNECT_DELAY_MAX_S
 
 
 def test_the_error_names_every_address_and_why() -> None:
