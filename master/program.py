@@ -22,7 +22,6 @@ from kvstore.errors import ConfigError, InvariantBroken
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from kvstore.standing import Standing
-from master.admin import admin_pages
 from master.event_dump import dump_events
 from master.metadata import metadata_store
 from master.office import Office
@@ -84,6 +83,8 @@ async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) 
 
         office = Office(reception, store, SystemClock(), candidate, cores.make, tell)
         if config.admin is not None:
+            from master.admin import admin_pages  # only here: a third of all that is loaded
+
             pages = admin_pages(office.look)
             undo.push_async_callback(pages.close)
             told = msgspec.structs.replace(
