@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvstore.errors import MalformedMessage, NotLeader, Unavailable
+from kvstore.errors import DeadlineExceeded, MalformedMessage, NotLeader, Unavailable
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.rpc.search import Search
@@ -69,6 +69,23 @@ class Operator:
                 return answer
             asked, came = type(question).__name__, type(answer).__name__
             raise MalformedMessage(f"{self._master} answered {asked} by {came}")
+
+    def change(self, wish: Message, want: type[M]) -> M:
+        """The answer to a wish that is in force at once, and is answered when it is durable.
+
+        DeadlineExceeded says so where only the second is missing.
+        """
+        try:
+            return self.ask(wish, want)
+        except DeadlineExceeded as error:
+            # Requests of one connection are handled in order: the wish was, if this one is.
+            if self.ask(GetStatus(), Status).standing != Standing.LEADING:
+                raise
+            raise DeadlineExceeded(
+                f"{self._master}: this is in force, but not durable yet: the metadata store has "
+                f"not taken it within {CALL_TIMEOUT_S:g} s. It is stored once the store takes "
+                "writes again; a master that starts before will not know of it"
+            ) from error
 
     def _go_on(self, error: NotLeader) -> None:
         """To whom this master names, or to the next; NotLeader when everybody was asked."""

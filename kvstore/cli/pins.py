@@ -52,7 +52,7 @@ def pin(  # noqa: PLR0913 -- each is an option of the command line
         raise BadValue("key", "", "at least one")
     asked = PinPages(_id("namespace", namespace), packed, owner, hard, ttl_s)
     with operator(master, cluster, secret_file) as asking:
-        pinned = sum(asking.ask(asked, PagesPinned).pinned)
+        pinned = sum(asking.change(asked, PagesPinned).pinned)
     _print({"pinned": pinned}, as_json=as_json or context.obj)
 
 
@@ -69,7 +69,7 @@ def unpin(
     """Take an owner's pins back: of these pages, or without keys of all in the namespace."""
     asked = UnpinPages(_id("namespace", namespace), _keys(keys or ()), owner)
     with operator(master, cluster, secret_file) as asking:
-        pages = asking.ask(asked, PagesUnpinned).pages
+        pages = asking.change(asked, PagesUnpinned).pages
     _print({"unpinned": pages}, as_json=as_json or context.obj)
 
 

@@ -55,7 +55,7 @@ def set_policy(
     """
     asked = SetPolicy(kind, name, _written(parameters or ()))
     with operator(master, cluster, secret_file) as asking:
-        found = asking.ask(asked, PoliciesInForce)
+        found = asking.change(asked, PoliciesInForce)
     _print(found, as_json=as_json or context.obj)
 
 
@@ -70,7 +70,7 @@ def reset(
 ) -> None:
     """Decide by the policy that is configured again, at once."""
     with operator(master, cluster, secret_file) as asking:
-        found = asking.ask(ResetPolicy(kind), PoliciesInForce)
+        found = asking.change(ResetPolicy(kind), PoliciesInForce)
     _print(found, as_json=as_json or context.obj)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.announcement import read_announcement
+from kvstore.cli import operator
+from kvstore.errors import DeadlineExceeded
 from kvstore.exit_codes import ExitCode
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import Attention, CacheGroup, Content, Layout, open_layout
@@ -32,6 +36,7 @@ from kvstore.wire.messages.membership import (
     WorkerAccepted,
 )
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.operator import PoliciesInForce, ResetPolicy
 from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans, Sealed, SealedNoted
 from kvstore.wire.messages.reads import GetStatus, Located, MatchPrefix, Probe, Probed, Status
 from tests.cluster.up import clean_environment
@@ -235,6 +240,20 @@ def test_a_second_master_at_the_same_socket_does_not_harm_the_first(tmp_path: Pa
         first.with_peers(use)
     with Master(tmp_path) as next_one:
         assert next_one.epoch == 2  # no epoch was raised by the one that was refused
+
+
+def test_what_is_in_force_and_cannot_be_stored_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "CALL_TIMEOUT_S", 0.5)
+    reset = ResetPolicy("eviction")
+    with Master(tmp_path) as master, operator.Operator(master.address, None) as asking:
+        with closing(sqlite3.connect(tmp_path / "metadata.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(DeadlineExceeded, match="in force, but not durable yet"):
+                asking.change(reset, PoliciesInForce)
+        monkeypatch.undo()
+        assert asking.change(reset, PoliciesInForce).policies
 
 
 def test_the_socket_is_the_owners_alone_and_a_dead_one_is_replaced(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from kvstore.cli import operator as operator_module
 from kvstore.cli.operator import Operator
-from kvstore.errors import MalformedMessage, NotLeader, Unavailable
+from kvstore.errors import DeadlineExceeded, MalformedMessage, NotLeader, Unavailable
 from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.operator import ResetPolicy
 from kvstore.wire.messages.pins import ListPins
 from kvstore.wire.messages.reads import GetStatus, Status
 
@@ -25,6 +26,8 @@ class Masters:
         self.leaders = leaders
         self.open_ones: list[str] = []
         self.dialled: list[str] = []
+        self.stores = True
+        self.hangs = False
 
     def open(self, address: str, identity: Identity, timeout_s: float) -> FakeConnection:
         assert timeout_s > 0
@@ -49,6 +52,8 @@ class FakeConnection:
 
     def call(self, message: Message, timeout_s: float) -> Message:
         del timeout_s
+        if self._masters.hangs or (isinstance(message, ResetPolicy) and not self._masters.stores):
+            raise DeadlineExceeded("no answer within the deadline")
         if isinstance(message, GetStatus):
             return status(self._name, self._leader, "leading" if self._leads else "standby")
         if not self._leads:
@@ -117,3 +122,27 @@ def test_an_answer_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -
         pytest.raises(MalformedMessage, match="b:1"),
     ):
         operator.ask(ListPins(), Status)
+
+
+def test_a_change_that_is_in_force_and_not_stored_is_told_from_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masters = Masters(a=("a:1",), b=("a:1",))
+    with asked(monkeypatch, masters, "b:1,a:1") as operator:
+        assert operator.change(ResetPolicy("eviction"), Done) == Done()
+        masters.stores = False
+        with pytest.raises(DeadlineExceeded, match=r"^a:1: this is in force, but not durable yet"):
+            operator.change(ResetPolicy("eviction"), Done)
+        masters.hangs = True
+        with pytest.raises(DeadlineExceeded, match=r"^no answer within the deadline$"):
+            operator.change(ResetPolicy("eviction"), Done)
+
+
+def test_a_master_that_leads_no_more_has_nothing_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    masters = Masters(a=("b:1",))
+    masters.stores = False
+    with (
+        asked(monkeypatch, masters, "a:1") as operator,
+        pytest.raises(DeadlineExceeded, match=r"^no answer within the deadline$"),
+    ):
+        operator.change(ResetPolicy("eviction"), Done)
