@@ -19,6 +19,7 @@ from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
 from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import ConfigError, InvariantBroken
+from kvstore.folder_lock import hold
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from kvstore.standing import Standing
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 ROLE: Final = "master"
 EVENTS_FILE: Final = "master.events.jsonl"
+LOCK_FILE: Final = "master.lock"
 CRASH_FILE: Final = "master.crash.jsonl"
 DUMP_SIGNAL: Final = signal.SIGUSR1
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -57,10 +59,12 @@ async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) 
     secret = cluster.secret()
     _make_folder(config)
     unix = config.unix_path()
-    if unix is not None:
-        # Before the campaign, which would fence a master that lives in the same folder.
-        require_free(unix)
     async with AsyncExitStack() as undo:
+        # Before the campaign, which would fence a master that lives in the same folder, and before
+        # the announcement, which would replace the other's.
+        undo.callback(os.close, hold(config.data_dir / LOCK_FILE, "a master"))
+        if unix is not None:
+            require_free(unix)
         store = metadata_store(config.metadata, config.data_dir, cluster, etcd)
         undo.push_async_callback(store.close)
         local = "" if unix is None else f"unix:{unix}"

@@ -8,27 +8,22 @@ folders never meet.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import stat
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.errors import ConfigError, SegmentInUse
+from kvstore import folder_lock
+from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHARED_MEMORY: Final = Path("/dev/shm")
-LOCK_PATIENCE_S: Final = 3.0
-"""How long the parts of a pool whose `up` was killed may take to be gone."""
-
-LOCK_POLL_S: Final = 0.02
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -100,31 +95,7 @@ def lock(places: Places) -> int:
 
     SegmentInUse, naming the process, when another pool runs from this data folder.
     """
-    path = places.data_dir / "lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from error
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while not _locked(descriptor):
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        if Path("/proc", holder or "none").exists() or time.monotonic() >= deadline:
-            os.close(descriptor)
-            raise SegmentInUse(
-                f"data folder {places.data_dir}: a pool runs from it (process {holder})"
-            )
-        time.sleep(LOCK_POLL_S)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return folder_lock.hold(places.data_dir / "lock", "a pool")
 
 
 def wipe(places: Places) -> int:

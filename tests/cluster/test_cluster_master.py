@@ -220,7 +220,10 @@ def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
         del worker
         await client.call(OpenNamespace(CONTENT, LAYOUT), 1)
 
-    with Master(tmp_path) as first, Master(tmp_path, "--unix=off") as second:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metadata.db").symlink_to(tmp_path / "metadata.db")
+    with Master(tmp_path) as first, Master(other) as second:
         assert second.epoch == 2
         with pytest.raises(Exception, match=r"closed|lost|closing|listener|deadline"):
             first.with_peers(use)
@@ -228,18 +231,39 @@ def test_a_second_master_fences_the_first(tmp_path: Path) -> None:
         second.with_peers(use)
 
 
-def test_a_second_master_at_the_same_socket_does_not_harm_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unix", ["master.sock", "other.sock", "off"])
+def test_a_second_master_in_the_same_folder_does_not_harm_the_first(
+    tmp_path: Path, unix: str
+) -> None:
     async def use(client: Peer, worker: Peer) -> None:
         del worker
         await opened(client)
 
     with Master(tmp_path) as first:
-        code, said = refused(tmp_path, "--listen=127.0.0.1:0")
-        assert code == ExitCode.USAGE
-        assert f"another process listens on unix:{tmp_path}/master.sock" in said
+        where = unix if unix == "off" else tmp_path / unix
+        code, said = refused(tmp_path, "--listen=127.0.0.1:0", f"--unix={where}")
+        assert code == ExitCode.IN_USE
+        holder = f"a master runs from it (process {first.process.pid})"
+        assert f"data folder {tmp_path}: {holder}" in said
+        told = read_announcement(tmp_path, "master")
+        assert told is not None
+        assert told.pid == first.process.pid
         first.with_peers(use)
     with Master(tmp_path) as next_one:
         assert next_one.epoch == 2  # no epoch was raised by the one that was refused
+
+
+def test_a_second_master_at_the_same_socket_is_refused(tmp_path: Path) -> None:
+    async def use(client: Peer, worker: Peer) -> None:
+        del worker
+        await opened(client)
+
+    path = tmp_path / "master.sock"
+    with Master(tmp_path) as first:
+        code, said = refused(tmp_path / "other", "--listen=127.0.0.1:0", f"--unix={path}")
+        assert code == ExitCode.USAGE
+        assert f"another process listens on unix:{path}" in said
+        first.with_peers(use)
 
 
 def test_what_is_in_force_and_cannot_be_stored_is_told(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import folder_lock
 from kvstore.cli import places
 from kvstore.config import default_data_dir
 from kvstore.errors import ConfigError, SegmentInUse
@@ -18,7 +19,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> places.Places:
     shared = tmp_path / "shm"
     shared.mkdir()
     monkeypatch.setattr(places, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(places, "LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
     found = places.places_of(tmp_path / "data")
     places.prepare(found)
     return found
