@@ -185,14 +185,15 @@ def test_fragile_connections_break_where_the_seed_says(proxies: Proxies, echo: E
         line.sendall(b"x")
         return bool(line.recv(1))
 
-    first = lengths(7)
-    assert first == lengths(7)
-    assert len(set(first)) > 1
+    first, again = lengths(7), lengths(7)
+    # The reset may overtake the last byte, on its way to whoever counts.
+    assert all(abs(a - b) <= 1 for a, b in zip(first, again, strict=True)), (first, again)
+    assert max(first) - min(first) > 100
     assert max(first) <= 1000
 
 
 def test_a_target_that_is_not_there_is_a_reset(proxies: Proxies) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-    with dial(proxies.front_of(nobody)) as line:
-        assert_reset(line)
+    with socket.socket() as taken:  # bound, so that nobody else gets the port, and not listening
+        taken.bind(("127.0.0.1", 0))
+        with dial(proxies.front_of(f"127.0.0.1:{taken.getsockname()[1]}")) as line:
+            assert_reset(line)
