@@ -129,6 +129,8 @@ class MoveChecks:
             memory = self._checks.memories[place.segment]
             if place.offset in memory.damaged or (fails and memory.tier is Tier.NVME):
                 return False
+            if is_new and key in memory.spoilt:  # what was put in its place since is whole
+                return False
         return True
 
     def _present(self, master: SimMaster) -> Present:

@@ -42,6 +42,8 @@ class SegmentStore(ABC):
         self.incarnation = Incarnation(0)
         self.damaged: set[int] = set()
         """Offsets of extents whose bytes or record a fault has changed."""
+        self.spoilt: set[bytes] = set()
+        """Keys of the pages that ever lay there; their extents may hold other pages by now."""
         self._locks: dict[tuple[str, int, int], dict[str, int]] = {}
         """Holders and how often each holds, by (kind, offset, length)."""
 
@@ -161,12 +163,14 @@ class SegmentStore(ABC):
         at = record.offset + random.randrange(record.stored_bytes)
         self.flip(self.geometry.payload_base + at, random.randrange(8))
         self.damaged.add(record.offset)
+        self.spoilt.add(record.key)
 
     def flip_record_bit(self, random: Random, record: Record) -> None:
         """A fault: one bit of a record turns over."""
         at = self.geometry.record_offset(record.offset, record.size_class)
         self.flip(at + random.randrange(RECORD_BYTES), random.randrange(8))
         self.damaged.add(record.offset)
+        self.spoilt.add(record.key)
 
 
 def _whole(row: bytes) -> Record | None:
