@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,11 @@ import pytest
 from kvstore import Stored
 from tests.cluster.client_program import MODEL
 from tests.cluster.pages import Pages
+from tests.cluster.servers import until
 from tests.cluster.up import clean_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Self
 
     from kvstore.wire.messages.reads import SegmentStatus
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PATIENCE_S = 30.0
-POLL_S = 0.05
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,13 +80,6 @@ def segment(pages: Pages) -> SegmentStatus:
     return found
 
 
-def until(what: str, holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        time.sleep(POLL_S)
-
-
 def test_extents_of_a_killed_writer_come_back(own_pool: Up, transport: str, other: Pages) -> None:
     with Client(own_pool, transport, "hang") as writer:
         assert writer.line() == "planned"
@@ -96,7 +88,7 @@ def test_extents_of_a_killed_writer_come_back(own_pool: Up, transport: str, othe
         until(
             "its extents are free",
             lambda: segment(other).reserved_bytes == segment(other).quarantined_bytes == 0,
-            within_s=10,
+            timeout_s=10,
         )
     opened = other.open()
     chain = opened.chain(range(64))

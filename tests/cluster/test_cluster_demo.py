@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import pytest
 
 from kvstore.cli.places import places_of
 from kvstore.exit_codes import ExitCode
+from tests.cluster.servers import until
 from tests.cluster.up import clean_environment
 from workers.demo_reports import DecodeReport, PrefillReport, read_report
 
@@ -147,10 +147,7 @@ def test_nothing_outlives_a_demo_that_was_killed(
     (segments,) = segments_left(tmp_path)
     running.kill()
     running.communicate(timeout=TIMEOUT_S)
-    deadline = time.monotonic() + TIMEOUT_S
-    while processes_below(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_below(tmp_path) == []
+    until("its processes are gone", lambda: not processes_below(tmp_path), TIMEOUT_S)
     for path in segments.iterdir():
         path.unlink()
     segments.rmdir()
