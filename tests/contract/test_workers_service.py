@@ -83,7 +83,7 @@ def test_while_one_seal_is_on_its_way_the_next_pull_copies(rig: Rig) -> None:
     rig.leader.on_sealed = lambda _: None
     first, second = Pages((0,)), Pages((PAGE,), first_key=2)
     with rig.client(rig.tcp) as client:
-        requests = [client.stream(first), client.stream(second)]
+        requests = client.two_streams(first, second)
         rig.leader.expect(Sealed)
         rig.leader.expect(Sealed)  # the second was copied although the first is not acknowledged
         assert is_silent(client)

@@ -21,7 +21,7 @@ from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.segment import check_geometry
-from kvstore.wire.framing import FrameKind
+from kvstore.wire.framing import FrameKind, pack_frame
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
 from kvstore.wire.messages.puts import Ingest, StreamSource
@@ -198,6 +198,16 @@ class Client:
         """Send an Ingest whose bytes follow it, or only the first `upto` of them."""
         raw = [pages.source[:upto]] if upto != 0 else []
         return self.send(streamed(pages.ingest(self.rig.segment, counter)), raw=raw)
+
+    def two_streams(self, first: Pages, second: Pages, counter: int = 5) -> list[int]:
+        """Send two small puts in one piece: whoever has read the first finds the second there."""
+        numbers = [self._last + 1, self._last + 2]
+        message = streamed(second.ingest(self.rig.segment, counter))
+        frame = pack_frame(FrameKind.REQUEST, numbers[1], message, self.link.version)
+        behind = [first.source, frame, second.source]
+        self.send(streamed(first.ingest(self.rig.segment, counter)), raw=behind)
+        self._last += 1
+        return numbers
 
 
 def streamed(message: Ingest) -> Ingest:
