@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.announcement import read_announcement
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, NotLeader, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
@@ -159,9 +159,7 @@ class SyntheticWorker:
             await self._serve()
 
     async def _serve(self) -> None:
-        identity = Identity(Role.WORKER, name=NAME)
-        peer = await dial_peer(self._master, identity, self._confirm, lambda _: None)
-        self._epoch = await self._register(peer)
+        peer = await self._accepted()
         self._live.set()
         try:
             while True:
@@ -171,13 +169,31 @@ class SyntheticWorker:
         finally:
             peer.close()
 
-    async def _register(self, peer: Peer) -> int:
-        offer = SegmentOffer(SEGMENT, INCARNATION, "dram", self._geometry)
-        accepted = await peer.call(RegisterWorker(NAME, NAME, (), (offer,)), TIMEOUT_S)
-        assert isinstance(accepted, WorkerAccepted), accepted
-        await peer.call(OfferInventory(SEGMENT, INCARNATION, ()), TIMEOUT_S)
-        await peer.call(InventoryEnd(SEGMENT, INCARNATION), TIMEOUT_S)
-        return accepted.epoch
+    async def _accepted(self) -> Peer:
+        """A master listens before it leads, and drops the workers that asked it by then."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return await self._registered()
+            except (NotLeader, Unavailable):
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def _registered(self) -> Peer:
+        identity = Identity(Role.WORKER, name=NAME)
+        peer = await dial_peer(self._master, identity, self._confirm, lambda _: None)
+        try:
+            offer = SegmentOffer(SEGMENT, INCARNATION, "dram", self._geometry)
+            accepted = await peer.call(RegisterWorker(NAME, NAME, (), (offer,)), TIMEOUT_S)
+            assert isinstance(accepted, WorkerAccepted), accepted
+            await peer.call(OfferInventory(SEGMENT, INCARNATION, ()), TIMEOUT_S)
+            await peer.call(InventoryEnd(SEGMENT, INCARNATION), TIMEOUT_S)
+        except BaseException:
+            peer.close()
+            raise
+        self._epoch = accepted.epoch
+        return peer
 
     def _confirm(self, peer: Peer, request_id: int, message: Message) -> None:
         assert isinstance(message, FenceExtents | FreeExtents | RetireExtents), message
