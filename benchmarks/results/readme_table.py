@@ -76,6 +76,28 @@ def single_table(document: Document) -> list[str]:
     return lines
 
 
+def failover_table(document: Document) -> list[str]:
+    """Seconds without an answer, when processes are killed."""
+    rows = [
+        (f"leader killed: {row['what']}", row)
+        for title, found in tables(document).items()
+        if title.startswith("kill -9 of the leader")
+        for row in found
+    ]
+    rows += [(str(row["what"]), row) for row in tables(document)["Other losses"]]
+    rows += [
+        (f"{row['who']}, one master, killed and started again: {row['what']}", row)
+        for title, found in tables(document).items()
+        if title.startswith("A single master")
+        for row in found
+    ]
+    lines = ["| seconds without it | times | p50 | max |", "|---|---|---|---|"]
+    for what, row in rows:
+        p50_s, max_s = (f"{float(row[name]):.2g}" for name in ("p50 s", "max s"))
+        lines.append(f"| {what} | {row['times']} | {p50_s} | {max_s} |")
+    return lines
+
+
 def origin(document: Document) -> str:
     """Where the figures come from."""
     machine = document["machine"]
@@ -86,7 +108,7 @@ def origin(document: Document) -> str:
 
 def block() -> str:
     """What stands between the markers."""
-    store = load("store_vs_mooncake")
+    store, failover = load("store_vs_mooncake"), load("failover")
     lines = [
         START,
         "Medians; both systems in the same interleaved rounds, in separate processes,",
@@ -96,6 +118,11 @@ def block() -> str:
         *batch_table(store),
         "",
         *single_table(store),
+        "",
+        "When processes die (10 240 pages, etcd of three members, a lease of two seconds):",
+        origin(failover),
+        "",
+        *failover_table(failover),
         STOP,
     ]
     return "\n".join(lines)
