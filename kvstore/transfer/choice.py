@@ -102,6 +102,12 @@ class Choice:
                 return found
         return None
 
+    def kind_of(self, transport: Transport) -> str:
+        """The name of its kind, as configured; "closed" once it was dropped."""
+        with self._mutex:
+            opened = self._opened.items()
+            return next((kind for (kind, _), each in opened if each is transport), "closed")
+
     def drop(self, failed: Transport) -> None:
         """Close a transport that failed; it is opened anew, or the worker's next address is."""
         with self._mutex:

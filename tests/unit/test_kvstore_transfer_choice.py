@@ -71,6 +71,16 @@ def test_shared_memory_comes_first_then_the_engine_then_the_stream(kinds: dict[s
         assert [len(kinds[name].opened) for name in best] == [1] * (i + 1) + [0] * (3 - i)
 
 
+def test_an_open_transport_has_the_name_of_its_kind(kinds: dict[str, Kind]) -> None:
+    del kinds
+    choice = chosen(["mooncake", "tcp"])
+    way = choice.transport(EVERYWHERE, TIMEOUT_S)
+    assert way is not None
+    assert choice.kind_of(way) == "mooncake"
+    choice.drop(way)
+    assert choice.kind_of(way) == "closed"
+
+
 def test_within_a_kind_the_cheapest_address_is_used(kinds: dict[str, Kind]) -> None:
     two = ref(("tcp", "dear", 9), ("tcp", "cheap", 1))
     choice = chosen(["tcp"])
