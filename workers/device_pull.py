@@ -12,7 +12,7 @@ from kvstore.errors import OutOfSpace, Unavailable
 from kvstore.wire.messages.common import Outcome
 from workers.device_source import DeviceSource
 from workers.extent_sources import MemorySource
-from workers.ingest import ExtentPull, PeerSource, PullFailed, Target, compared
+from workers.ingest import ExtentPull, PullFailed, Target, WaitingSource, compared
 from workers.tiers.hbm import Extents
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DevicePull(ExtentPull):
 
     def _room(self) -> AbstractContextManager[Memory]:
         """Host memory for as much as is asked of the source at once."""
-        if isinstance(self._source, PeerSource):
+        if isinstance(self._source, WaitingSource):
             return self._source.room(self._hbm.geometry.chunk_bytes)
         return self._hbm.sources.one()
 

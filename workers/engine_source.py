@@ -16,7 +16,7 @@ from kvstore.ids import KEY_BYTES, SegmentId
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import EngineSource
 from workers.engine_child import LANDING, check_peer
-from workers.ingest import PeerSource, PullFailed
+from workers.ingest import PullFailed, WaitingSource
 from workers.tiers.hbm import HbmSegment
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class EnginePages:
         self._copy.cancel()
 
 
-class LandedPages(EnginePages, PeerSource):
+class LandedPages(EnginePages, WaitingSource):
     """The same for a device, which copies them on from where they land."""
 
     def __init__(

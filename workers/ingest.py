@@ -86,7 +86,7 @@ class Source(Protocol):
         ...
 
 
-class PeerSource(ABC):
+class WaitingSource(ABC):
     """A source that waits for its peer: for a device it brings pages to host memory of its own, so
     that nobody else waits for that."""
 

@@ -13,7 +13,7 @@ from kvstore import limits
 from kvstore.errors import Unavailable
 from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.common import Outcome
-from workers.ingest import GROUP_BYTES, PeerSource, PullFailed
+from workers.ingest import GROUP_BYTES, PullFailed, WaitingSource
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCRATCH_BYTES: Final = 256 * limits.KIB
 
 
-class StreamSource(PeerSource):
+class StreamSource(WaitingSource):
     """Pages that follow the request's frame on its connection, without padding."""
 
     group_bytes = GROUP_BYTES
