@@ -14,7 +14,7 @@ from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path
 from master.metadata import ETCD, KINDS, SQLITE
-from master.tunables import GIVEN, HINTS, Tunables
+from master.tunables import APART, GIVEN, HINTS, HOST, Tunables
 from policies import registry
 
 ANYWHERE: Final = ("0.0.0.0", "::")
@@ -56,6 +56,15 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """Share of the pool's bytes that one tenant may pin hard."""
     move_bytes_per_s: SizeBytes = SizeBytes(limits.MOVE_BYTES_PER_S)
     """Between the tiers of one worker."""
+    copy_bytes_per_s: SizeBytes = SizeBytes(limits.COPY_BYTES_PER_S)
+    """Copied to one worker, and from one, by others."""
+    replicas: int = limits.REPLICAS
+    """Of a page for which neither its put nor its namespace says otherwise, as far as there are
+    hosts."""
+    replicas_apart: str = HOST
+    """What replicas of a page have to differ in: host, or worker."""
+    repair_after_s: float = limits.REPAIR_AFTER_S
+    """How long a lost worker may come back before its replicas are made anew."""
     metadata_bytes_per_s: SizeBytes = SizeBytes(limits.METADATA_BYTES_PER_S)
     """Written of what the directory holds; beyond it that is written later."""
     promote_hits: int = limits.PROMOTE_HITS
@@ -97,6 +106,12 @@ class MasterConfig(msgspec.Struct, frozen=True):
             raise BadValue("watermark_demote", self.watermark_demote, most)
         if self.promote_hits < 1:
             raise BadValue("promote_hits", self.promote_hits, "at least 1")
+        if not 1 <= self.replicas <= limits.REPLICAS_MAX:
+            raise BadValue("replicas", self.replicas, f"1 to {limits.REPLICAS_MAX}")
+        if self.replicas_apart not in APART:
+            raise BadValue("replicas_apart", self.replicas_apart, f"one of {', '.join(APART)}")
+        if self.repair_after_s < 0:
+            raise BadValue("repair_after_s", self.repair_after_s, "0 or more")
         if not 0 <= self.pin_quota <= 1:
             raise BadValue("pin_quota", self.pin_quota, "0 to 1")
         registry.eviction(self.eviction, self.eviction_parameters)
@@ -129,6 +144,10 @@ class MasterConfig(msgspec.Struct, frozen=True):
             pin_quota=self.pin_quota,
             watermark_demote=self.watermark_demote,
             move_bytes_per_s=self.move_bytes_per_s,
+            copy_bytes_per_s=self.copy_bytes_per_s,
+            replicas=self.replicas,
+            replicas_apart=self.replicas_apart,
+            repair_after_s=self.repair_after_s,
             metadata_bytes_per_s=self.metadata_bytes_per_s,
             promote_hits=self.promote_hits,
             eviction=self.eviction,

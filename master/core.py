@@ -90,6 +90,8 @@ class Core:
         """When the next Tick is wanted: every deadline tells it, and what wants to go on."""
         self.version = 0
         """Counts changes of which segments are readable; every run's mask depends on it."""
+        self.domains = 0
+        """Hosts (or workers) that lend: no page can have more replicas that count."""
 
         self.expiry: Wheel[Run] = Wheel(EXPIRY_GRAIN_S, self.wakeup)
         self.namespaces = Namespaces()
@@ -105,7 +107,20 @@ class Core:
         self.saving = WriteBehind(self.wakeup)
         self.restored = Restored()
         self._choose_policies(tunables)
+        self._start_looks()
 
+        self.comparisons: dict[str, Comparison] = {}
+        """Inventories under way, by segment."""
+        self.jobs: deque[Iterator[None]] = deque()
+        """Long work, cut in steps; each runs a step in turn."""
+
+        self._sample = int(epoch)
+        self._generations = 0
+        self._tickets = 0
+        self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
+
+    def _start_looks(self) -> None:
+        """What is looked at again and again, by those who move pages and make room."""
         self.rankings: dict[str, placing.Ranking] = {}
         """By the tier that is wished for; none: where puts go."""
         self.moves = Moves(self.wakeup)
@@ -123,16 +138,6 @@ class Core:
         self.size_told_s = NOT_STARTED
         """When the eviction policy last heard how large the pool is."""
         self.incomplete: Wheel[Incomplete] = Wheel(PUT_GRAIN_S, self.wakeup)
-
-        self.comparisons: dict[str, Comparison] = {}
-        """Inventories under way, by segment."""
-        self.jobs: deque[Iterator[None]] = deque()
-        """Long work, cut in steps; each runs a step in turn."""
-
-        self._sample = int(epoch)
-        self._generations = 0
-        self._tickets = 0
-        self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
 
     def _choose_policies(self, tunables: Tunables) -> None:
         self.eviction = EvictionInForce(tunables.eviction, tunables.eviction_parameters)

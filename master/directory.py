@@ -321,6 +321,11 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         pattern.era,
         progress_s=pattern.progress_s,
         cold_hits=pattern.cold_hits,
+        replicas=pattern.replicas,
+        extra=pattern.extra,
+        thinned=pattern.thinned,
+        reads=pattern.reads,
+        reads_at_s=pattern.reads_at_s,
     )
 
 

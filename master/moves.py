@@ -53,6 +53,8 @@ class MoveKind(StrEnum):
 
     DEMOTE = "demote"
     PROMOTE = "promote"
+    COPY = "copy"
+    """To another worker."""
 
 
 class Lane(msgspec.Struct, eq=False):

@@ -41,6 +41,8 @@ class KnownNamespace(msgspec.Struct, eq=False):
     is_durable: bool
     writing: TicketId | None = None
     """The last write of its value, until that is done."""
+    replicas: int = 0
+    """Of its pages; 0: the master's."""
 
 
 class Namespaces:

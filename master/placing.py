@@ -9,6 +9,7 @@ import msgspec
 from kvstore.errors import BadValue
 from kvstore.replica import ExtentState, Tier
 from kvstore.wire.messages.common import Outcome
+from master import replica_counts
 from master.segments import Segment, SegmentState
 from policies.placement.protocol import Candidate
 
@@ -86,6 +87,7 @@ def put_segments(core: Core) -> list[Segment]:
 def segments_changed(core: Core) -> None:
     """Segments have come or gone: they are ranked anew, and drives hold more or less."""
     core.rankings.clear()
+    core.domains = replica_counts.lending(core)
     drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
     core.moves.has_drives = bool(drives)
     core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))

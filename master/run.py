@@ -112,6 +112,16 @@ class Run(msgspec.Struct, gc=False, eq=False):
     cold_hits: int = 0
     """Leases that were granted on pages of it which lie on a drive only, since it was brought up
     last."""
+    replicas: int = 0
+    """How many were asked for by puts; 0: as many as the namespace wants."""
+    extra: int = 0
+    """Wanted besides, because many read it."""
+    thinned: bool = False
+    """Eviction took some of its replicas: none is made again before it is used."""
+    reads: float = 0.0
+    """Leases granted on it, those of long ago counted less."""
+    reads_at_s: float = 0.0
+    """As of when."""
     plans: tuple[Plan, ...] = ()
     """Open plans that some page of this run is part of."""
     bucket: int = NOWHERE

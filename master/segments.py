@@ -57,6 +57,7 @@ class Segment:
         "leased_until_s",
         "medium",
         "orders_in_flight",
+        "rack",
         "rank",
         "readable",
         "reason",
@@ -66,6 +67,7 @@ class Segment:
         "state",
         "tier",
         "worker",
+        "zone",
     )
 
     def __init__(self, ref: SegmentRef) -> None:
@@ -75,6 +77,8 @@ class Segment:
         self.rank = RANKS[self.tier]
         self.worker = ref.worker
         self.host = ref.host
+        self.rack = self.zone = ""
+        """Where its host stands, as far as its worker was told."""
         self.incarnation = ref.incarnation
         self.ref = ref
         """What clients are told."""

@@ -12,6 +12,10 @@ from kvstore.errors import ConfigError
 
 GIVEN: Final = "given"
 LEARNED: Final = "learned"
+HOST: Final = "host"
+WORKER: Final = "worker"
+APART: Final = (HOST, WORKER)
+"""What replicas of a page have to differ in."""
 HINTS: Final = (GIVEN, LEARNED)
 """Whose hints the eviction policy hears: the callers' alone, or also what the pool learns."""
 
@@ -40,6 +44,11 @@ class Tunables(msgspec.Struct, frozen=True):
     watermark_demote: float = limits.WATERMARK_DEMOTE
     move_bytes_per_s: int = limits.MOVE_BYTES_PER_S
     promote_hits: int = limits.PROMOTE_HITS
+    copy_bytes_per_s: int = limits.COPY_BYTES_PER_S
+    replicas: int = limits.REPLICAS
+    """Of pages for which nobody asked for more or fewer, as far as there are hosts."""
+    replicas_apart: str = HOST
+    repair_after_s: float = limits.REPAIR_AFTER_S
     metadata_bytes_per_s: int = limits.METADATA_BYTES_PER_S
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"
@@ -68,7 +77,7 @@ class Tunables(msgspec.Struct, frozen=True):
             )
         if self.promote_hits < 1:
             raise ConfigError(f"promote_hits: got {self.promote_hits}, want at least 1")
-        for name in ("move_bytes_per_s", "metadata_bytes_per_s"):
+        for name in ("move_bytes_per_s", "copy_bytes_per_s", "metadata_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, want more than 0")
         if self.stale_read_max_s < 0:

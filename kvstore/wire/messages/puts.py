@@ -114,6 +114,17 @@ class ExtentSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3
     generations: bytes
 
 
+class PeerSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """The bytes lie in extents of another worker; packed u64 columns, one entry a page.
+
+    For copies between workers: only a master asks for it, over the worker's control connection.
+    """
+
+    segment: SegmentRef
+    offsets: bytes
+    generations: bytes
+
+
 class Ingest(Message, frozen=True, tag=35):
     """Client (or master) to worker: pull these pages, verify, seal: some pages of a plan's span.
 
@@ -137,7 +148,7 @@ class Ingest(Message, frozen=True, tag=35):
     offsets: bytes
     checksums: bytes
     """Packed u64, computed by the writer over its own buffer before this was sent."""
-    source: BufferSource | StreamSource | EngineSource | ExtentSource
+    source: BufferSource | StreamSource | EngineSource | ExtentSource | PeerSource
 
 
 class Ingested(Message, frozen=True, tag=36):
