@@ -42,6 +42,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
     "prometheus_client": ("master/metrics.py", "workers/metrics.py"),
+    "pyeclib": ("kvstore/erasure.py",),
     "rich": CONSOLE,
     "sqlite3": ("kvstore/coordination/sqlite.py",),
     "torch": (
