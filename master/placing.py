@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from master.core import Core
+    from master.run import Run
 
 PUT_TIERS: Final = (Tier.DRAM, Tier.HBM, Tier.NVME)
 """Puts go to the first of these that the pool has; the others are filled by moves."""
 _QUARANTINED: Final = int(ExtentState.QUARANTINED)
+STAND_INS: Final = {
+    Tier.HBM: (Tier.DRAM, Tier.NVME),
+    Tier.DRAM: (Tier.NVME,),
+    Tier.NVME: (Tier.DRAM,),
+}
+"""Where a replica goes when its tier has no room; to a device's memory only if that was asked."""
 RANKED_FOR_S: Final = 0.05
 RANKED_FOR_USES: Final = 64
 """A ranking of many segments costs more than a put; it is made anew after either."""
@@ -74,6 +81,60 @@ def of_worker(core: Core, worker: str, tier: Tier) -> list[Segment]:
     """Segments of this tier that a worker can move pages to, best first."""
     segments = core.workers[worker].segments.values()
     return _in_order(core, [segment for segment in segments if segment.tier is tier])
+
+
+def apart(
+    core: Core,
+    run: Run,
+    part: int,
+    tier: Tier,
+    near: str = "",
+    *,
+    pages: range | None = None,
+    leaves: str = "",
+) -> list[Segment]:
+    """Where one more replica of this part of these pages of a run may go, best first.
+
+    On hosts that have none of it and no open plan for it (I33); of this tier, and after those of
+    the tier that stands in for it. Host `near` comes first, then zones and racks that have none.
+    What worker `leaves` has does not count: it is about to go. Ask each whether it `is_open`.
+    """
+    holders = [s for s in _holders(run, part, pages or range(len(run))) if s.worker != leaves]
+    taken = {replica_counts.domain(core, segment) for segment in holders}
+    found: list[Segment] = []
+    for each in (tier, *STAND_INS[tier]):
+        fitting = [
+            segment
+            for segment in core.segments.values()
+            if segment.tier is each
+            and segment.worker != leaves
+            and replica_counts.domain(core, segment) not in taken
+        ]
+        ordered = _in_order(core, fitting)
+        found += sorted(ordered, key=lambda s: (s.host != near, _closeness(s, holders)))
+    return found
+
+
+def _holders(run: Run, part: int, pages: range) -> list[Segment]:
+    """Segments in which some of these pages' part lies, or is being written, as far as is known."""
+    copies = [c for c in run.copies_of(part) if 1 in c.present(pages.start, pages.stop)]
+    lying = [copy.segment for copy in copies if copy.segment.state is not SegmentState.LOST]
+    return lying + [plan.segment for plan in run.plans if plan.part == part]
+
+
+def _closeness(segment: Segment, holders: Iterable[Segment]) -> int:
+    """How much a segment could be lost together with: 2 its rack, 1 its zone, 0 as far as is known
+    nothing.
+    """
+    return max([_in_common(segment, holder) for holder in holders], default=0)
+
+
+def _in_common(one: Segment, other: Segment) -> int:
+    if one.zone != other.zone:
+        return 0
+    if one.rack and one.rack == other.rack:
+        return 2
+    return 1 if one.zone else 0
 
 
 def put_segments(core: Core) -> list[Segment]:
