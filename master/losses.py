@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvstore import limits
+from kvstore.errors import AccessDenied, BadValue, Unavailable
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.hello import Done
 from master.chunk_writes import keep_chunk
 from master.chunks import Span
 from master.orders import OrderKind
+from master.packed import WORD, words
 from master.puts import fail_in_steps, fail_plan, prune
 from master.removal import holder_away
 from master.segments import Medium, SegmentState
@@ -23,12 +27,14 @@ from master.suspects import Suspect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvstore.wire.messages.membership import ReportDamage
     from master.chunks import Chunk
     from master.core import Core
     from master.membership import Worker
     from master.orders import Order
     from master.plans import Plan
     from master.segments import Segment
+    from master.sessions import Caller
 
 SLOTS_PER_STEP: Final = 128
 
@@ -123,18 +129,45 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
 
 
 def checked(core: Core, order: Order, outcomes: bytes) -> None:
-    """What a worker found of suspects; a copy that is bad, and still that copy, goes."""
+    """What a worker found of suspects."""
     segment = order.segment
     for offset, generation, outcome in zip(order.offsets, order.generations, outcomes, strict=True):
         core.suspects.discard(Suspect(segment, offset, generation))
-        if outcome != Outcome.CHECKSUM:
-            continue
-        span = segment.allocator.locate(offset)
-        if span is not None and span.holds(generation):
-            core.counters["pages_corrupt"] += 1
-            free_at_s = drop_copy(core, segment, span.chunk, span.slot)
-            segment.allocator.apply(span, ExtentEvent.RETIRED)
-            free = core.orders.new(OrderKind.FREE, segment, order.size_class)
-            free.offsets.append(offset)
-            free.generations.append(generation)
-            core.orders.give_at(free, max(core.now, free_at_s))
+        if outcome == Outcome.CHECKSUM:
+            _drop_damaged(core, segment, offset, generation)
+
+
+def report_damage(core: Core, caller: Caller, message: ReportDamage) -> None:
+    """Drop copies that their worker found damaged. Answer Done. Safe to repeat.
+
+    A segment that is not in service is left alone: its worker tells again once it is.
+    """
+    session, segment = caller.session, core.segments.get(message.segment)
+    session.must_be_worker()
+    sizes = len(message.offsets), len(message.generations)
+    if sizes[0] != sizes[1] or sizes[0] % WORD or sizes[0] // WORD > limits.BATCH_PAGES_MAX:
+        want = f"columns of equally many extents, {limits.BATCH_PAGES_MAX} at most"
+        raise BadValue("offsets, generations", sizes, want)
+    if segment is None:
+        raise Unavailable(f"segment {message.segment} is not registered")
+    if segment.worker != session.name:
+        raise AccessDenied(f"segment {segment.id} is not of worker {session.name}")
+    if message.incarnation == segment.incarnation:  # I11
+        rows = zip(words(message.offsets), words(message.generations), strict=True)
+        for offset, generation in rows:
+            _drop_damaged(core, segment, offset, generation)
+    core.reply(caller, Done())
+
+
+def _drop_damaged(core: Core, segment: Segment, offset: int, generation: int) -> None:
+    """Let a copy that is bad, and still that copy, go."""
+    span = segment.allocator.locate(offset)
+    if not segment.takes_orders or span is None or not span.holds(generation):
+        return
+    core.counters["pages_corrupt"] += 1
+    free_at_s = drop_copy(core, segment, span.chunk, span.slot)
+    segment.allocator.apply(span, ExtentEvent.RETIRED)
+    free = core.orders.new(OrderKind.FREE, segment, span.chunk.size_class)
+    free.offsets.append(offset)
+    free.generations.append(generation)
+    core.orders.give_at(free, max(core.now, free_at_s))

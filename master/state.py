@@ -17,6 +17,7 @@ from kvstore.wire.messages.membership import (
     LeaveWorker,
     OfferInventory,
     RegisterWorker,
+    ReportDamage,
     ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
@@ -40,6 +41,7 @@ from master import (
     incomplete,
     inventory,
     leaving,
+    losses,
     membership,
     moves,
     namespaces,
@@ -113,6 +115,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
+    on(ReportDamage, losses.report_damage)
     on(LeaveWorker, leaving.leave_worker)
     on(OfferInventory, inventory.offer_inventory)
     on(InventoryRows, inventory.inventory_rows)

@@ -1,8 +1,8 @@
 """Worker and master: registration, inventory, heartbeat, and the master's commands.
 
 The worker dials. Requests go both ways on that connection: Register, OfferInventory,
-InventoryRows, Heartbeat, LeaveWorker and Sealed from the worker; Fence-, Free- and
-RetireExtents from the master.
+InventoryRows, Heartbeat, ReportSegment, ReportDamage, LeaveWorker and Sealed from the worker;
+Fence-, Free-, Retire- and CheckExtents from the master.
 """
 
 from __future__ import annotations
@@ -125,6 +125,20 @@ class LeaveWorker(Message, frozen=True, tag=89):
     """
 
     worker: str
+
+
+class ReportDamage(Message, frozen=True, tag=90):
+    """Worker to master: these sealed extents do not hold what they should -> Done.
+
+    Found by the worker itself, as CheckExtents would find it. Packed u64 columns, one entry an
+    extent; what lies there in another generation by now is left alone. Safe to repeat; told again
+    to every leader until the extent is freed.
+    """
+
+    segment: str
+    incarnation: int
+    offsets: bytes
+    generations: bytes
 
 
 class FenceExtents(Message, frozen=True, tag=96):
