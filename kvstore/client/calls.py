@@ -225,7 +225,7 @@ class Calls:
         def rank(segment: SegmentRef) -> int | None:
             return pages.rank(segment, max(0.0, request.deadline_s - self.clock.now_s()))
 
-        return read_steps(request, self.clock, rank)
+        return read_steps(request, self.clock, rank, pages.order)
 
     def open_steps(self, namespace: Namespace, ttl_s: float | None) -> Steps[OpenedNamespace]:
         """Make a namespace known to the master, once a store; a TTL is told each time."""

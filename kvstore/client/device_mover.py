@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.client.performer import Mover
+from kvstore.client.performer import BY_MAPPING, Mover
 from kvstore.replica import Tier
 from kvstore.transfer.bounce import read_to_device, wipe
 from kvstore.transfer.device import Move
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     """A buffer of at least so many bytes, for a `with`."""
 
 
-BEST: Final = -1
-"""Before every rank of a choice."""
+AHEAD: Final = 1 << 30
+"""Puts a rank of a choice before every other, but for last resorts, which stay behind."""
 
 
 class DeviceMover(Mover):
@@ -56,10 +56,11 @@ class DeviceMover(Mover):
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
         """As for host memory, but that a device of this host comes first."""
-        way = self._choice.transport(segment, timeout_s)
-        if segment.tier == Tier.HBM and isinstance(way, ShmTransport):
-            return BEST
-        return super().rank(segment, timeout_s)
+        rank = super().rank(segment, timeout_s)
+        if segment.tier == Tier.HBM and rank is not None:
+            near = self._choice.rank(segment, timeout_s, BY_MAPPING)
+            return rank - AHEAD if near == rank else rank
+        return rank
 
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
         """See Mover.ingest. Unavailable where the device fails."""

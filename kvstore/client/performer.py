@@ -7,8 +7,8 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from kvstore import limits
 from kvstore.replica import Tier
+from kvstore.transfer.choice import nothing_moved
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import all_of
 from kvstore.wire.messages.common import Outcome
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     AskMaster = Callable[[Message, float], Message]
 
 
-_FAILED: Final = all_of(Outcome.TRANSPORT, 1)
+BY_MAPPING: Final = frozenset({"shm"})
+"""Kinds of transports that map a worker's memory."""
 
 
 class Blocking:
@@ -54,6 +55,10 @@ class Mover(ABC):
         """How good the way to a segment is; None when there is none."""
         return self._choice.rank(segment, timeout_s)
 
+    def order(self, alike: Sequence[SegmentRef]) -> Sequence[int]:
+        """See Choice.order."""
+        return self._choice.order(alike)
+
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
         """Outcome bytes for each span; spans of one worker travel together."""
         deadline_s = time.monotonic() + timeout_s
@@ -73,7 +78,7 @@ class Mover(ABC):
         if way is None:
             return [all_of(Outcome.TRANSPORT, len(span)) for span in spans]
         outcomes = self._ingest_by(way, spans, timeout_s)
-        if _nothing_moved(outcomes):
+        if nothing_moved(b"".join(outcomes)):
             self._choice.drop(way)
         return outcomes
 
@@ -90,10 +95,8 @@ class Mover(ABC):
                 continue
             began_s = time.monotonic()
             results.append(self._read_by(transport, span, left_s))
-            if _nothing_moved(results[-1:]):
-                was_silent = time.monotonic() - began_s >= limits.READ_STALL_MAX_S
-                give_up = self._choice.avoid if was_silent else self._choice.drop
-                give_up(transport)
+            took_s = time.monotonic() - began_s
+            self._choice.note_read(transport, span, results[-1], took_s)
         return results
 
     @abstractmethod
@@ -143,10 +146,13 @@ class Viewer:
 
     def rank(self, segment: SegmentRef, timeout_s: float) -> int | None:
         """Only memory mapped into this process can be viewed, and never a device's."""
-        way = self._choice.transport(segment, timeout_s)
-        if segment.tier == Tier.HBM or not isinstance(way, ShmTransport):
+        if segment.tier == Tier.HBM:
             return None
-        return self._choice.rank(segment, timeout_s)
+        return self._choice.rank(segment, timeout_s, BY_MAPPING)
+
+    def order(self, alike: Sequence[SegmentRef]) -> Sequence[int]:
+        """See Choice.order."""
+        return self._choice.order(alike)
 
     def ingest(self, spans: Sequence[IngestSpan], timeout_s: float) -> list[bytes]:
         """Views are of pages that are there: nothing is ever ingested."""
@@ -154,16 +160,20 @@ class Viewer:
 
     def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
         """Lock and verify; Outcome bytes for each span."""
+        deadline_s = time.monotonic() + timeout_s
         results: list[bytes] = []
         for span in spans:
-            transport = self._choice.transport(span.segment, timeout_s)
+            left_s = max(0.0, deadline_s - time.monotonic())
+            transport = self._choice.transport(span.segment, left_s)
             if not isinstance(transport, ShmTransport):
                 results.append(all_of(Outcome.TRANSPORT, len(span)))
                 continue
-            outcomes, found = transport.hold(span, timeout_s)
+            began_s = time.monotonic()
+            outcomes, found = transport.hold(span, left_s)
             for held in found:
                 self._held.append(held)
                 self._where.update({place: (held, i) for i, place in enumerate(held.places)})
+            self._choice.note_read(transport, span, outcomes, time.monotonic() - began_s)
             results.append(outcomes)
         return results
 
@@ -193,8 +203,3 @@ class Viewer:
         if leaked:
             text = f"{leaked} pages are still in use after their `with` and stay locked"
             warnings.warn(text, ResourceWarning, stacklevel=4)
-
-
-def _nothing_moved(results: Sequence[bytes]) -> bool:
-    """Whether every page of a worker failed for its transport."""
-    return not b"".join(results).strip(_FAILED)

@@ -7,7 +7,8 @@ transport verifies bytes and record; the lease, checked last of all, is checked 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,8 @@ _RANKED: Final = itemgetter(0)
 
 Rank = Callable[[SegmentRef], int | None]
 """How good a way to a segment is: lower is better; None when there is none."""
+Order = Callable[[Sequence[SegmentRef]], Sequence[int]]
+"""Positions of segments of one rank, in the order in which to try them."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
@@ -92,9 +95,10 @@ class _Stretch(msgspec.Struct):
 class _Read:
     """One read in progress: its outcomes, and the stretches still to be tried."""
 
-    def __init__(self, request: ReadRequest, clock: Clock, rank: Rank) -> None:
+    def __init__(self, request: ReadRequest, clock: Clock, rank: Rank, order: Order | None) -> None:
         self.request = request
         self.clock = clock
+        self.order = order
         self.outcomes: list[ReadOutcome] = [Miss(MissReason.ABSENT)] * len(request.places)
         self.queue: deque[_Stretch] = deque()
         self.suspects_left = SUSPECTS_PER_READ_MAX
@@ -107,6 +111,7 @@ class _Read:
         for piece in self.request.locations.pieces:
             segments = piece.located.segments
             ranks = [rank(segment) for segment in segments]
+            ordered: dict[tuple[int, ...], Sequence[int]] = {}
             for run in piece.located.runs:
                 first = piece.first + run.first
                 pages = min(run.count, wanted - first)
@@ -118,8 +123,32 @@ class _Read:
                     if copy.part == part and ranked is not None:
                         reachable.append((ranked, copy))
                 reachable.sort(key=_RANKED)  # stable: copies alike keep the master's order
+                if self.order is not None and len(reachable) > 1:
+                    reachable = self._ordered(reachable, segments, ordered)
                 copies = tuple([copy for _, copy in reachable])
                 yield _Stretch(piece, first, 0, pages, copies)
+
+    def _ordered(
+        self,
+        ranked: Sequence[tuple[int, LocatedCopy]],
+        segments: Sequence[SegmentRef],
+        ordered: dict[tuple[int, ...], Sequence[int]],
+    ) -> list[tuple[int, LocatedCopy]]:
+        """The replicas, those of one rank in the order wanted, which `ordered` has for a piece.
+
+        One order a piece: pages that lie on the same segments are read from one of them together.
+        """
+        assert self.order is not None
+        result: list[tuple[int, LocatedCopy]] = []
+        for _, group in groupby(ranked, key=_RANKED):
+            alike = list(group)
+            if len(alike) > 1:
+                places = tuple([copy.segment for _, copy in alike])
+                if places not in ordered:
+                    ordered[places] = self.order([segments[place] for place in places])
+                alike = [alike[i] for i in ordered[places]]
+            result += alike
+        return result
 
     def _begin(self, stretch: _Stretch) -> None:
         """Queue what may be read."""
@@ -189,9 +218,14 @@ class _Read:
         return code in _SUSPECT
 
 
-def read_steps(request: ReadRequest, clock: Clock, rank: Rank) -> Steps[list[ReadOutcome]]:
-    """Bring the pages to their places; one outcome a page, in order."""
-    read = _Read(request, clock, rank)
+def read_steps(
+    request: ReadRequest, clock: Clock, rank: Rank, order: Order | None = None
+) -> Steps[list[ReadOutcome]]:
+    """Bring the pages to their places; one outcome a page, in order.
+
+    Without `order`, replicas of one rank are tried in the master's order.
+    """
+    read = _Read(request, clock, rank, order)
     while read.queue:
         stretches = yield from _renewed(read, read.next_round())
         if read.left_s() <= 0:

@@ -44,6 +44,9 @@ class SlowWay:
         del segment, timeout_s
         return self
 
+    def note_read(self, by: SlowWay, span: ReadSpan, outcomes: bytes, took_s: float) -> None:
+        """Learn nothing."""
+
     def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
         """Take note of the timeout."""
         del into

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kvstore.client.locations import (
@@ -27,6 +28,8 @@ from kvstore.wire.messages.reads import (
 from tests.unit.client_scripts import Script, copy, located, opened, segment, u64
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.client.locations import Match
     from kvstore.client.outcomes import ReadOutcome
     from kvstore.page import PageChain
@@ -102,6 +105,74 @@ def test_the_best_replica_is_read_first() -> None:
     pool = Pool(3, far=True)
     assert pool.read(pool.match()) == [Hit()] * 3
     assert [span.segment.segment for span in pool.script.spans_read] == ["near"]
+
+
+class Ties:
+    """Three replicas of every page, two of them of one rank, and who is told to be first."""
+
+    def __init__(self, pages: int) -> None:
+        self.pool = pool = Pool(pages, far=True)
+        pool.segments = [segment("near", "tcp"), segment("far", "tcp"), segment("best", "shm")]
+        self.orders: list[list[str]] = []
+        best = [(1 << 19) + i * SIZE for i in range(pages)]
+        pool.script.store("best", pool.chain, best, SIZE)
+        copies = (*pool.run.copies, copy(pool.chain, best, SIZE, 2))
+        pool.run = LocatedRun(0, pages, copies)
+
+    def order(self, alike: Sequence[SegmentRef]) -> list[int]:
+        """The last one first."""
+        self.orders.append([each.segment for each in alike])
+        return list(range(len(alike)))[::-1]
+
+    def read(self) -> list[ReadOutcome]:
+        pool, script = self.pool, self.pool.script
+        match = pool.match()
+        request = ReadRequest(match, 0, pool.places, script.clock.now_s() + 10.0)
+        return drive(read_steps(request, script.clock, rank, self.order), script)
+
+    def tried(self) -> list[str]:
+        return [span.segment.segment for span in self.pool.script.spans_read]
+
+
+def test_replicas_of_one_rank_are_tried_in_the_order_of_who_measured_them() -> None:
+    ties = Ties(1)
+    for where in ("best", "near"):
+        ties.pool.spoil(where, 0, Outcome.TRANSPORT)
+    ties.pool.script.transport.spoil["best", 1 << 19] = [Outcome.TRANSPORT]
+    assert ties.read() == [Hit()]
+    assert ties.orders == [["far", "near"]]  # the master's order
+    assert ties.tried() == ["best", "near", "far"]
+
+
+def test_one_order_holds_for_all_pages_that_lie_alike() -> None:
+    ties = Ties(4)
+    first, rest = ties.pool.run.copies[0], ties.pool.run.copies
+    assert first.segment == 1
+    runs = [LocatedRun(at, 2, tuple(_cut(each, at) for each in rest)) for at in (0, 2)]
+    ties.pool.run = runs[0]
+    ties.pool.script.will(located(ties.pool.segments, *runs))
+    query = Query(SPACE, ties.pool.chain, ties.pool.script.clock.now_s() + 10)
+    match = drive(match_steps(query, ties.pool.script.clock), ties.pool.script)
+    request = ReadRequest(match, 0, ties.pool.places, ties.pool.script.clock.now_s() + 10.0)
+    steps = read_steps(request, ties.pool.script.clock, rank, ties.order)
+    assert drive(steps, ties.pool.script) == [Hit()] * 4
+    assert len(ties.orders) == 1
+
+
+def test_a_single_replica_asks_for_no_order() -> None:
+    ties = Ties(1)
+    ties.pool.run = LocatedRun(0, 1, ties.pool.run.copies[:1])
+    assert ties.read() == [Hit()]
+    assert ties.orders == []
+
+
+def _cut(replica: LocatedCopy, at: int) -> LocatedCopy:
+    """Pages [at, at + 2) of a replica."""
+    span = slice(at * 8, (at + 2) * 8)
+    return msgspec.structs.replace(
+        replica, offsets=replica.offsets[span], generations=replica.generations[span],
+        checksums=replica.checksums[span],
+    )  # fmt: skip
 
 
 def test_fewer_places_read_fewer_pages() -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.limits import READ_STALL_MAX_S
 from kvstore.rpc.identity import Identity, Role
 from kvstore.segment import Geometry
 from kvstore.transfer import choice as choice_module
-from kvstore.transfer.choice import TRY_AGAIN_S, Choice, load_kind
-from kvstore.wire.messages.common import Address, SegmentRef
+from kvstore.transfer.choice import LAST_RESORT_S, TRY_AGAIN_S, Choice, load_kind
+from kvstore.transfer.transport import ReadSpan
+from kvstore.wire.messages.common import Address, Outcome, SegmentRef
 from tests.fakes import LoopbackTransport, ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from kvstore.transfer.context import TransferContext
     from kvstore.transfer.device import Block
 
 TIMEOUT_S = 1.0
+PATIENCE_S = 10.0
 
 
 class Kind:
@@ -30,6 +34,8 @@ class Kind:
         self.dead: set[str] = set()
         self.opened: list[str] = []
         self.left: list[dict[int, Block]] = []
+        self.made: list[LoopbackTransport] = []
+        self.on_open: Callable[[], object] = lambda: None
 
     def require(self) -> None:
         """Usable."""
@@ -39,9 +45,11 @@ class Kind:
         assert timeout_s <= TIMEOUT_S
         self.opened.append(context.address.where)
         self.left.append(context.left)
+        self.on_open()
         if context.address.where in self.dead:
             raise Unavailable("nobody there")
-        return LoopbackTransport()
+        self.made.append(LoopbackTransport())
+        return self.made[-1]
 
 
 @pytest.fixture
@@ -213,3 +221,146 @@ def test_a_transport_that_is_avoided_is_not_opened_again_for_a_while(
     clock.advance(TRY_AGAIN_S)
     choice.transport(both, TIMEOUT_S)
     assert kinds["tcp"].opened == ["t", "t"]
+
+
+def test_a_silent_worker_is_a_last_resort_that_ranking_does_not_wait_for(
+    kinds: dict[str, Kind],
+) -> None:
+    clock = ManualClock()
+    choice = chosen(["shm", "tcp"], clock)
+    near, far = ref(("shm", "near", 0)), ref(("tcp", "far", 1 << 40), tier="of the future")
+    silent = choice.transport(near, TIMEOUT_S)
+    assert silent is not None
+    choice.avoid(silent)
+    assert choice.rank(near, TIMEOUT_S) is None  # yet: it would stall once more
+    clock.advance(TRY_AGAIN_S)
+    ranks = [choice.rank(near, TIMEOUT_S), choice.rank(far, TIMEOUT_S)]
+    assert ranks == sorted(ranks, key=lambda rank: -(rank or 0))
+    assert kinds["shm"].opened == ["near"]
+    clock.advance(LAST_RESORT_S - TRY_AGAIN_S)
+    ranks = [choice.rank(near, TIMEOUT_S), choice.rank(far, TIMEOUT_S)]
+    assert ranks == sorted(ranks, key=lambda rank: rank or 0)
+    assert kinds["shm"].opened == ["near"] * 2
+
+
+def test_a_last_resort_that_answered_is_as_good_as_before(kinds: dict[str, Kind]) -> None:
+    del kinds
+    clock = ManualClock()
+    choice = chosen(["tcp"], clock)
+    place = ref(("tcp", "t", 0))
+    before = choice.rank(place, TIMEOUT_S)
+    silent = choice.transport(place, TIMEOUT_S)
+    assert silent is not None
+    choice.avoid(silent)
+    clock.advance(TRY_AGAIN_S)
+    assert choice.rank(place, TIMEOUT_S) != before
+    assert choice.transport(place, TIMEOUT_S) is not None
+    assert choice.rank(place, TIMEOUT_S) == before
+
+
+@pytest.mark.parametrize(("took_s", "is_last"), [(0.1, False), (READ_STALL_MAX_S, True)])
+def test_who_does_not_answer_a_dial_is_silent_and_who_refuses_is_not(
+    kinds: dict[str, Kind], took_s: float, is_last: bool
+) -> None:
+    clock = ManualClock()
+    choice = chosen(["tcp"], clock)
+    place = ref(("tcp", "t", 0))
+    kinds["tcp"].dead = {"t"}
+    kinds["tcp"].on_open = lambda: clock.advance(took_s)
+    assert choice.rank(place, TIMEOUT_S) is None
+    clock.advance(TRY_AGAIN_S)
+    choice.rank(place, TIMEOUT_S)
+    assert len(kinds["tcp"].opened) == (1 if is_last else 2)
+
+
+def test_a_way_of_some_kinds_is_ranked_alone(kinds: dict[str, Kind]) -> None:
+    choice = chosen(["shm", "tcp"])
+    shm = frozenset({"shm"})
+    assert choice.rank(EVERYWHERE, TIMEOUT_S, shm) == choice.rank(EVERYWHERE, TIMEOUT_S)
+    assert choice.rank(ref(("tcp", "t", 0)), TIMEOUT_S, shm) is None
+    assert kinds["tcp"].opened == []
+
+
+def test_nobody_waits_for_the_dialling_of_an_address_that_he_does_not_want(
+    kinds: dict[str, Kind],
+) -> None:
+    choice = chosen(["tcp", "extra"])
+    slow, other = ref(("tcp", "slow", 0)), ref(("extra", "other", 0))
+    others: list[object] = []
+
+    def elsewhere() -> None:
+        thread = threading.Thread(
+            target=lambda: others.append(choice.transport(other, TIMEOUT_S)), daemon=True
+        )
+        thread.start()
+        thread.join(PATIENCE_S)
+
+    kinds["tcp"].on_open = elsewhere
+    assert choice.transport(slow, TIMEOUT_S) is not None
+    assert len(others) == 1
+
+
+def test_what_is_opened_while_the_store_closes_is_closed(kinds: dict[str, Kind]) -> None:
+    choice = chosen(["tcp"])
+    kinds["tcp"].on_open = choice.close
+    assert choice.transport(EVERYWHERE, TIMEOUT_S) is None
+    (made,) = kinds["tcp"].made
+    assert made.closed
+
+
+def span_of(segment: SegmentRef, pages: int = 2) -> ReadSpan:
+    return ReadSpan(
+        segment, 0, 4096, bytes(32 * pages), bytes(8 * pages), bytes(8 * pages), bytes(8 * pages),
+        tuple(range(0, 4096 * pages, 4096)),
+    )  # fmt: skip
+
+
+OK, GONE = bytes(1), bytes([Outcome.TRANSPORT])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "took_s", "opened"),
+    [
+        (OK + OK, READ_STALL_MAX_S, 1),
+        (OK + GONE, 0.1, 1),  # that connection is closed; others may be good
+        (GONE + GONE, 0.1, 2),
+        (bytes([Outcome.STALE]) * 2, READ_STALL_MAX_S, 1),
+    ],
+)
+def test_a_transport_that_moved_nothing_is_opened_anew(
+    kinds: dict[str, Kind], outcomes: bytes, took_s: float, opened: int
+) -> None:
+    choice = chosen(["tcp"])
+    place = ref(("tcp", "t", 0))
+    way = choice.transport(place, TIMEOUT_S)
+    assert way is not None
+    choice.note_read(way, span_of(place), outcomes, took_s)
+    assert choice.transport(place, TIMEOUT_S) is not None
+    assert len(kinds["tcp"].opened) == opened
+
+
+@pytest.mark.parametrize("outcomes", [GONE + GONE, OK + GONE])
+def test_a_worker_that_fell_silent_is_avoided_also_in_the_middle_of_a_read(
+    kinds: dict[str, Kind], outcomes: bytes
+) -> None:
+    choice = chosen(["tcp"])
+    place = ref(("tcp", "t", 0))
+    way = choice.transport(place, TIMEOUT_S)
+    assert way is not None
+    choice.note_read(way, span_of(place), outcomes, READ_STALL_MAX_S)
+    assert choice.transport(place, TIMEOUT_S) is None
+    assert len(kinds["tcp"].opened) == 1
+
+
+def test_replicas_of_one_rank_are_told_apart_by_what_reads_took() -> None:
+    choice = chosen(["tcp"])
+    slow = SegmentRef("s1", 1, "dram", Geometry(1 << 26), "slow", "h", ())
+    fast = SegmentRef("s2", 1, "dram", Geometry(1 << 26), "fast", "h", ())
+    way = LoopbackTransport()
+    for _ in range(10):
+        choice.note_read(way, span_of(slow), OK + OK, 0.003)
+        choice.note_read(way, span_of(fast), OK + OK, 0.001)
+    assert choice.order([slow, fast]) == [1, 0]
+    for _ in range(10):
+        choice.note_read(way, span_of(fast), GONE + GONE, 0.0)
+    assert choice.order([slow, fast]) == [0, 1]
