@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import BadValue
@@ -17,6 +18,8 @@ from policies.eviction.s3_fifo import S3Fifo
 from policies.eviction.ttl_lfu import TtlLfu
 from policies.parameters import amended
 from policies.placement.most_free import MostFree
+from policies.replication.off import Off
+from policies.replication.read_rate import ReadRate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from policies.admission.protocol import AdmissionPolicy
     from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
+    from policies.replication.protocol import ReplicationPolicy
 
 T = TypeVar("T")
 
@@ -42,6 +46,11 @@ ADMISSION: Final[dict[str, Callable[[], AdmissionPolicy]]] = {
     "second-touch": SecondTouch,
 }
 PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostFree}
+REPLICATION: Final[dict[str, Callable[[], ReplicationPolicy]]] = {
+    "enforce": partial(ReadRate, acts=True),
+    "observe": partial(ReadRate, acts=False),
+    "off": Off,
+}
 
 
 def eviction(name: str, parameters: Mapping[str, object] | None = None) -> EvictionPolicy:
@@ -67,6 +76,13 @@ def admission(name: str, parameters: Mapping[str, object] | None = None) -> Admi
 def placement(name: str, parameters: Mapping[str, object] | None = None) -> PlacementPolicy:
     """A placement policy; BadValue naming what exists for an unknown name or parameter."""
     policy = _known("placement", PLACEMENT, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def replication(name: str, parameters: Mapping[str, object] | None = None) -> ReplicationPolicy:
+    """A replication policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("replication", REPLICATION, name)()
     policy.parameters = amended(policy.parameters, parameters or {})
     return policy
 

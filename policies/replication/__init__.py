@@ -1,0 +1,1 @@
+"""How many replicas pages have because many read them: one algorithm a file."""
