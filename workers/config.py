@@ -73,6 +73,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """Memory, beside `dram`, through which readers of this host see pages of disks."""
     mover_threads: int = 2
     """How many moves between memory and disks go on at once."""
+    copy_threads: int = 2
+    """How many copies from other workers go on at once."""
     transports: tuple[str, ...] = ("shm", "tcp")
     """Which ways to this worker are offered: shm, tcp, mooncake (the transfer engine)."""
     mooncake_protocol: str = "tcp"
@@ -92,6 +94,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
             raise BadValue("advertise", self.advertise, want)
         if not set(self.transports) <= set(TRANSPORTS) or "tcp" not in self.transports:
             raise BadValue("transports", self.transports, "tcp and any of shm, mooncake")
+        if self.copy_threads < 1:
+            raise BadValue("copy_threads", self.copy_threads, "at least 1")
         if self.dram < self.chunk:
             raise BadValue("dram", self.dram, f"at least one chunk of {self.chunk} bytes")
         self.geometry()

@@ -18,6 +18,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import (
+    AccessDenied,
     BadValue,
     BufferClosed,
     KVStoreError,
@@ -26,6 +27,7 @@ from kvstore.errors import (
 )
 from kvstore.ids import KEY_BYTES
 from kvstore.rpc.failure import failure_of
+from kvstore.rpc.identity import Role
 from kvstore.transfer.device import CPU, Handle
 from kvstore.wire.framing import REPLY, REQUEST
 from kvstore.wire.messages.common import Outcome
@@ -36,6 +38,7 @@ from kvstore.wire.messages.puts import (
     ExtentSource,
     Ingest,
     Ingested,
+    PeerSource,
     StreamSource,
 )
 from kvstore.wire.messages.transfers import (
@@ -77,6 +80,10 @@ LOG: Final = logging.getLogger(__name__)
 ToSession = StartPull | AnswerIngest | RefuseIngest
 """Actions that the thread of the connection which asked carries out."""
 
+_READS: Final = (
+    ReadExtents | CheckRecords | ShareSegments | StageExtents | ReleaseStaged | FindEngine
+)
+"""What another worker may ask: nobody but the leader has it copy pages (R)."""
 PATIENCE_S: Final = limits.CALL_TIMEOUT_MAX_S
 """How long a request may wait for a busy extent: the longest timeout that a client may name."""
 
@@ -165,14 +172,16 @@ class DataSession:
                 self._reply(frame.request_id, failure_of(error))
 
     def _carry_out(self, request_id: int, message: Message, buffers: SessionBuffers) -> None:
-        service = self._service
+        service, is_worker = self._service, self._client[0] == Role.WORKER
+        if is_worker and not isinstance(message, _READS):
+            raise AccessDenied(f"{type(message).__name__}: another worker may only read")
         match message:
             case Ingest():
                 self._ingest(request_id, message, buffers)
             case ReadExtents():
                 tables = service.tables
                 sent = send_extents(self._link, request_id, message, service.segments, tables)
-                service.counts.note_sent(sent)
+                service.counts.note_sent(sent, is_copied=is_worker)
             case CheckRecords():
                 checked = check_records(message, service.segments, service.tables)
                 self._reply(request_id, checked)
@@ -264,7 +273,7 @@ class DataSession:
                 return OpenIngest(request_id, stream, stream=stream)
             case EngineSource():
                 return OpenIngest(request_id, self._service.require_engine().source(message))
-            case ExtentSource():
+            case ExtentSource() | PeerSource():
                 raise BadValue("source", "extents", "a source that the client itself can reach")
 
     def _progress(self) -> None:

@@ -15,7 +15,7 @@ from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.puts import Ingest
 
 MOVER: Final = 0
-"""The session of what the leader asks to be moved; clients' sessions are numbered from 1."""
+"""The session of what the leader asks to be moved or copied; clients' are numbered from 1."""
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):

@@ -36,6 +36,9 @@ def look(service: Service, listeners: Listeners, cluster: str, worker: str) -> L
         bytes_sent=counts.bytes_sent,
         pages_pulled=dict(counts.pages),
         moves=dict(counts.moves),
+        copies=dict(counts.copies),
+        bytes_copied_in=dict(counts.bytes_copied_in),
+        bytes_copied_out=counts.bytes_copied_out,
         segments=tuple(_segment_look(service, segment) for segment in service.segments.values()),
         staging=None if service.staging is None else _staging_look(service.staging),
     )

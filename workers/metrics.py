@@ -38,18 +38,20 @@ class Counts:
         """Pages of pulls that ran, by outcome."""
         self.moves: dict[str, int] = {}
         """Pages that were moved, by way: dram-nvme."""
+        self.copies: dict[str, int] = {}
+        """Pages that were to be copied from other workers, by outcome."""
+        self.bytes_copied_in: dict[str, int] = {}
+        """Read from other workers, by kind of transport."""
+        self.bytes_copied_out = 0
+        """Sent to other workers; what they read out of shared memory is not known here."""
         self.bytes_pulled = 0
         self.bytes_sent = 0
 
     def note_pull(self, outcomes: bytes, part_bytes: int) -> None:
         """Count one pull."""
         with self._mutex:
-            for outcome in set(outcomes):
-                name = _NAMES[outcome]
-                pages = outcomes.count(outcome)
-                self.pages[name] = self.pages.get(name, 0) + pages
-                if outcome == _OK:
-                    self.bytes_pulled += pages * part_bytes
+            _add(self.pages, outcomes)
+            self.bytes_pulled += outcomes.count(_OK) * part_bytes
 
     def note_move(self, source: Tier, target: Tier, outcomes: bytes) -> None:
         """Count the pages of a move that arrived."""
@@ -57,10 +59,27 @@ class Counts:
         with self._mutex:
             self.moves[way] = self.moves.get(way, 0) + pages
 
-    def note_sent(self, sent_bytes: int) -> None:
-        """Count payload bytes that went out over a stream."""
+    def note_copy(self, outcomes: bytes) -> None:
+        """Count the pages of a copy from another worker."""
+        with self._mutex:
+            _add(self.copies, outcomes)
+
+    def note_copied_in(self, kind: str, size_bytes: int) -> None:
+        """Count payload bytes that were read from another worker."""
+        with self._mutex:
+            self.bytes_copied_in[kind] = self.bytes_copied_in.get(kind, 0) + size_bytes
+
+    def note_sent(self, sent_bytes: int, *, is_copied: bool) -> None:
+        """Count payload bytes that went out over a stream, to a client or to another worker."""
         with self._mutex:
             self.bytes_sent += sent_bytes
+            self.bytes_copied_out += sent_bytes if is_copied else 0
+
+
+def _add(pages: dict[str, int], outcomes: bytes) -> None:
+    for outcome in set(outcomes):
+        name = _NAMES[outcome]
+        pages[name] = pages.get(name, 0) + outcomes.count(outcome)
 
 
 class DiskLook(msgspec.Struct, frozen=True):
@@ -126,6 +145,12 @@ class Look(msgspec.Struct, frozen=True):
     pages_pulled: dict[str, int]
     moves: dict[str, int]
     """Pages that were moved, by the tiers that they went from and to."""
+    copies: dict[str, int]
+    """Pages that were to be copied from other workers, by outcome."""
+    bytes_copied_in: dict[str, int]
+    """Read from other workers, by kind of transport."""
+    bytes_copied_out: int
+    """Sent to other workers over streams."""
     segments: tuple[SegmentLook, ...]
     staging: StagingLook | None = None
 
@@ -158,22 +183,33 @@ class WorkerCollector(Collector):
         yield CounterMetricFamily(
             "kvharbor_worker_sent_bytes", "Payload bytes sent over streams.", value=look.bytes_sent
         )
-        pages = CounterMetricFamily(
-            "kvharbor_worker_pulled_pages", "Pages of pulls, by outcome.", labels=["outcome"]
-        )
-        for outcome, value in sorted(look.pages_pulled.items()):
-            pages.add_metric([outcome], value)
-        yield pages
-        moves = CounterMetricFamily(
-            "kvharbor_worker_moved_pages", "Pages moved between tiers.", labels=["way"]
-        )
-        for way, value in sorted(look.moves.items()):
-            moves.add_metric([way], value)
-        yield moves
+        yield CounterMetricFamily(
+            "kvharbor_worker_copied_out_bytes", "Of those, sent to other workers.",
+            value=look.bytes_copied_out,
+        )  # fmt: skip
+        yield from _labelled(look)
         yield from _segments(look)
         yield from _disks(look)
         if look.staging is not None:
             yield from _staging(look.staging)
+
+
+def _labelled(look: Look) -> Iterator[Metric]:
+    families = {
+        "pulled_pages": ("Pages of pulls, by outcome.", "outcome", look.pages_pulled),
+        "moved_pages": ("Pages moved between tiers.", "way", look.moves),
+        "copied_pages": (
+            "Pages to be copied from other workers, by outcome.", "outcome", look.copies,
+        ),
+        "copied_in_bytes": (
+            "Payload bytes read from other workers.", "transport", look.bytes_copied_in,
+        ),
+    }  # fmt: skip
+    for name, (text, label, values) in families.items():
+        family = CounterMetricFamily(f"kvharbor_worker_{name}", text, labels=[label])
+        for value, count in sorted(values.items()):
+            family.add_metric([value], count)
+        yield family
 
 
 def _segments(look: Look) -> Iterator[Metric]:

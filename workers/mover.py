@@ -1,7 +1,8 @@
-"""Pulls that the leader asks for: pages copied from one segment of this worker to another.
+"""Pulls that the leader asks for: pages moved between segments here, or copied from other workers.
 
 Owns the few threads that carry them out, so that neither clients' threads nor the control link ever
-wait for a move, and moves take no more of the machine than these threads. Decides nothing.
+wait for them, they take no more of the machine than these threads, and a peer that hangs holds up
+no move. Decides nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvstore.wire.messages.puts import ExtentSource
+import msgspec
+
+from kvstore.wire.messages.puts import ExtentSource, PeerSource
 from workers.disk_pull import DiskSource
 from workers.extent_sources import HbmSource, MemorySource
 from workers.tiers.hbm import HbmSegment
@@ -20,27 +23,40 @@ from workers.tiers.nvme import NvmeSegment
 if TYPE_CHECKING:
     from workers.events import StartPull
     from workers.ingest import Source
+    from workers.peer_source import PeerReads
     from workers.service import Service
 
 
-class Mover:
-    """Carries moves out, `threads` at a time, in the order in which they were begun."""
+class MoverThreads(msgspec.Struct, frozen=True):
+    """How many moves, and how many copies from other workers, go on at once."""
 
-    def __init__(self, service: Service, threads: int) -> None:
-        """Threads start as they are needed."""
+    moves: int
+    copies: int
+
+
+class Mover:
+    """Carries moves and copies out, a few of each at a time, in the order in which they came."""
+
+    def __init__(self, service: Service, threads: MoverThreads, peers: PeerReads) -> None:
+        """Own `peers`. Threads start as they are needed."""
         self._service = service
-        self._threads = ThreadPoolExecutor(threads, "worker-mover")
+        self._peers = peers
+        self._moves = ThreadPoolExecutor(threads.moves, "worker-mover")
+        self._copies = ThreadPoolExecutor(threads.copies, "worker-copier")
         self._closing = threading.Event()
 
     def begin(self, start: StartPull) -> None:
-        """Carry a move out soon. For any thread; waits for nothing."""
-        self._threads.submit(self._run, start)
+        """Carry one out soon. For any thread; waits for nothing."""
+        is_copy = isinstance(start.message.source, PeerSource)
+        (self._copies if is_copy else self._moves).submit(self._run, start)
 
     def close(self) -> None:
         """End what runs; what has not begun never does."""
         self._closing.set()
         self._service.pulls.cancel_all()
-        self._threads.shutdown(cancel_futures=True)
+        self._moves.shutdown(cancel_futures=True)
+        self._copies.shutdown(cancel_futures=True)
+        self._peers.close()
 
     def _run(self, start: StartPull) -> None:
         if self._closing.is_set():
@@ -49,6 +65,8 @@ class Mover:
 
     def _source(self, start: StartPull) -> Source:
         source = start.message.source
+        if isinstance(source, PeerSource):
+            return self._peers.source(start)
         assert isinstance(source, ExtentSource), "the state machine lets no other through"
         segment = self._service.segments[source.segment]
         if isinstance(segment, NvmeSegment):

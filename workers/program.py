@@ -18,6 +18,7 @@ from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.transfer.choice import Choice
 from kvstore.transfer.mooncake_process import EngineSettings
 from kvstore.wire.messages.common import Address
 from workers.admin import admin_pages
@@ -27,6 +28,7 @@ from workers.lent_segments import open_segments, open_staging
 from workers.listeners import Listeners
 from workers.looks import look
 from workers.membership import Profile
+from workers.mover import MoverThreads
 from workers.report_line import ReportLine
 from workers.service import Service
 from workers.state import WorkerState
@@ -73,9 +75,12 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         engine = open_engine(config, lent, clock, undo)
         tables = state.holdings.segments
         staging = open_staging(config, cluster.name, lent, tables, clock, undo)
+        reader = identity.renewed()
         service = Service(
-            state, lent.all, clock, line, engine, staging, mover_threads=config.mover_threads
-        )
+            state, lent.all, clock, line, engine, staging,
+            peers=Choice(config.transports, lambda: reader, clock),
+            threads=MoverThreads(config.mover_threads, config.copy_threads),
+        )  # fmt: skip
         undo.callback(service.close)
         greeter = ListenerIdentity(cluster.name, secret, SERVED_ROLES)
         listeners = Listeners(service, greeter, sockets)

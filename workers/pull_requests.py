@@ -1,13 +1,14 @@
 """What somebody asks to be pulled: an Ingest, checked against itself.
 
 A part of the worker's state machine, used by `workers.pulls`. A client brings the bytes; the leader
-names sealed extents of this worker, which are then moved. Must not know what lies at the targets.
+names sealed extents of this worker, which are then moved, or of another, which are copied. Must not
+know what lies at the targets.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -15,9 +16,12 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, Generation, epoch_of
 from kvstore.record import RecordState
-from kvstore.wire.messages.puts import ExtentSource, Ingest
+from kvstore.wire.messages.puts import ExtentSource, Ingest, PeerSource
 from workers.events import MOVER
 from workers.holdings import Holdings, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 UNDECIDED: Final = 255
 U64_BYTES: Final = 8
@@ -65,8 +69,10 @@ class Request(msgspec.Struct, gc=False):
     stored_max: int = 0
 
 
-def opened(number: int, session: int, message: Ingest) -> Request:
-    """The request in `message`; BadValue where its columns do not fit each other."""
+def opened(number: int, session: int, message: Ingest, own: Container[str]) -> Request:
+    """The request in `message`, to the worker that has the segments `own`; BadValue where its
+    columns do not fit each other.
+    """
     count, rest = divmod(len(message.keys), KEY_BYTES)
     if rest or not 0 < count <= limits.BATCH_PAGES_MAX:
         want = f"1 to {limits.BATCH_PAGES_MAX} keys of {KEY_BYTES} bytes"
@@ -85,22 +91,22 @@ def opened(number: int, session: int, message: Ingest) -> Request:
     if epoch_of(Generation(message.generation)) != message.epoch:
         raise BadValue("generation", message.generation, f"one of epoch {message.epoch}")
     offsets, checksums = array("Q", message.offsets), array("Q", message.checksums)
-    sources = _sources(message, session, count)
+    sources = _sources(message, session, count, own)
     undecided = bytearray((UNDECIDED,)) * count
     return Request(number, session, message, offsets, checksums, undecided, sources)
 
 
-def _sources(message: Ingest, session: int, pages: int) -> MoveSources | None:
-    """The sources of a move; None for what a client brings itself.
+def _sources(message: Ingest, session: int, pages: int, own: Container[str]) -> MoveSources | None:
+    """The sources of a move; None for what is brought from elsewhere.
 
-    BadValue for columns that do not fit, for a client that names extents, and for a leader that
-    names anything else.
+    BadValue for columns that do not fit, for a client that names extents, for a leader that names
+    anything else, and for a copy of what lies here: that would be a move.
     """
     source = message.source
-    if isinstance(source, ExtentSource) is not (session == MOVER):
+    if isinstance(source, ExtentSource | PeerSource) is not (session == MOVER):
         want = "extents" if session == MOVER else "what the client itself can reach"
         raise BadValue("source", type(source).__name__, want)
-    if not isinstance(source, ExtentSource):
+    if not isinstance(source, ExtentSource | PeerSource):
         return None
     if not len(source.offsets) == len(source.generations) == pages * U64_BYTES:
         sizes = len(source.offsets), len(source.generations)
@@ -108,4 +114,8 @@ def _sources(message: Ingest, session: int, pages: int) -> MoveSources | None:
     offsets = array("Q", source.offsets)
     if len(set(offsets)) != pages:
         raise BadValue("source.offsets", list(offsets), "distinct extents")
+    if isinstance(source, PeerSource):
+        if source.segment.segment in own:
+            raise BadValue("source.segment", source.segment.segment, "one of another worker")
+        return None
     return MoveSources(source.segment, source.incarnation, offsets, array("Q", source.generations))

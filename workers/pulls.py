@@ -87,7 +87,7 @@ class Pulls:
     def request(self, number: int, session: int, message: Ingest) -> list[Action]:
         """Somebody asks; refused outright when the message contradicts itself."""
         try:
-            request = opened(number, session, message)
+            request = opened(number, session, message, self._holdings.segments)
         except BadValue as error:
             return [RefuseIngest(number, session, error.code, str(error))]
         return self._decide(request)

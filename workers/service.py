@@ -28,6 +28,7 @@ from workers.events import MOVER, AnswerIngest, PullEnded, RefuseIngest, StartPu
 from workers.ingest import Pull
 from workers.metrics import Counts
 from workers.mover import Mover
+from workers.peer_source import PeerPages, PeerReads
 from workers.running_pulls import RunningPulls
 from workers.tiers.guarded_file import OutOfService
 from workers.tiers.hbm import HbmSegment
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kvstore.clock import Clock
+    from kvstore.transfer.choice import Choice
     from kvstore.transfer.device import Block, Handle
     from workers.control_link import ControlLink
     from workers.data_session import DataSession, ToSession
     from workers.events import Action, Event, ExtentGroup
     from workers.extent_table import SegmentTable
     from workers.ingest import EngineDesk, Source
+    from workers.mover import MoverThreads
     from workers.report_line import ReportLine
     from workers.running_pulls import RunningPull
     from workers.staging import Staging
@@ -67,17 +70,21 @@ class Service:
         engine: EngineDesk | None = None,
         staging: Staging | None = None,
         *,
-        mover_threads: int,
+        peers: Choice,
+        threads: MoverThreads,
     ) -> None:
-        """Serve nothing yet: `control` must be set before the first event."""
+        """Serve nothing yet: `control` must be set before the first event. Own `peers`, the ways to
+        other workers.
+        """
         self.state = state
         self.segments: dict[str, Segment] = {segment.id: segment for segment in segments}
         self.clock = clock
         self.line = line
         self.buffers = ClientBuffers()
         self.pulls = RunningPulls()
-        self.mover = Mover(self, mover_threads)
         self.counts = Counts()
+        reads = PeerReads(peers, clock, self.counts.note_copied_in)
+        self.mover = Mover(self, threads, reads)
         self.control: ControlLink | None = None
         self.on_left: Callable[[], None] = _stay
         """Ends the process; for any thread. Nobody takes leave before it is set."""
@@ -155,6 +162,9 @@ class Service:
         self.pulls.begin(start.pull, pull)
         outcomes = pull.run()
         self.pulls.end(start.pull)
+        if isinstance(source, PeerPages):
+            outcomes = source.explained(outcomes)
+            self.counts.note_copy(outcomes)
         self.counts.note_pull(outcomes, start.message.part_bytes)
         if isinstance(start.message.source, ExtentSource):
             origin = self.segments[start.message.source.segment]
@@ -200,7 +210,7 @@ class Service:
         return self.staging
 
     def close(self) -> None:
-        """End moves, and wait for checks that run; every other thread must have ended."""
+        """End moves and copies, wait for checks that run; every other thread must have ended."""
         self.mover.close()
         for thread in (*self._checks.values(), *self._disk_records.values()):
             thread.shutdown()

@@ -21,6 +21,7 @@ from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.segment import check_geometry
+from kvstore.transfer.choice import Choice
 from kvstore.wire.framing import FrameKind, pack_frame
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -40,6 +41,7 @@ from workers.control_link import ControlLink
 from workers.extent_table import SegmentTable
 from workers.listeners import Listeners
 from workers.membership import Profile
+from workers.mover import MoverThreads
 from workers.report_line import ReportLine
 from workers.service import Service
 from workers.staging import Staging
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from workers.tiers.tier import Segment
 
 WORKER: Final = "w"
+TRANSPORTS: Final = ("shm", "tcp")
 OFFSETS: Final = (0, PAGE, 2 * PAGE, CHUNK)
 
 
@@ -80,40 +83,45 @@ class Rig:
     def __init__(
         self, folder: Path, leader: Leader, *, clock: Clock | None = None,
         secret: bytes | None = None, disk: FakeDisk | None = None, device: Device | None = None,
-        masters: Sequence[str] = (),
+        masters: Sequence[str] = (), worker: str = WORKER,
     ) -> None:  # fmt: skip
         """Start everything; `folder` and `disk` keep the segments between lives."""
         self.leader = leader
+        self.worker = worker
         self.secret = secret
         self.refusals: SimpleQueue[KVStoreError] = SimpleQueue()
-        self.segment, self.found = opened(folder / "segment")
+        self.segment, self.found = opened(folder / "segment", name=SegmentId(f"{worker}-dram0"))
         table = SegmentTable(self.segment.id, self.segment.incarnation, self.segment.geometry)
         table.adopt(self.found.adopted)
         segments: list[Segment] = [self.segment]
         tables = [table]
         if disk is not None:
-            self.nvme, self.adopted = nvme_parts.opened(disk)
+            self.nvme, self.adopted = nvme_parts.opened(disk, name=SegmentId(f"{worker}-nvme0"))
             nvme = self.nvme
             segments.append(nvme)
             below = SegmentTable(nvme.id, nvme.incarnation, nvme.geometry, holds_encoded=True)
             below.adopt(self.adopted.adopted)
             tables.append(below)
         if device is not None:
-            self.hbm = hbm_segments.opened(device)
+            self.hbm = hbm_segments.opened(device, SegmentId(f"{worker}-hbm0"))
             segments.append(self.hbm)
             life, geometry = self.hbm.incarnation, self.hbm.geometry
             tables.append(SegmentTable(self.hbm.id, life, geometry, can_shrink=True))
         self._sockets = [bind(f"unix:{folder}/w.sock", secret), bind("127.0.0.1:0", secret)]
         self.unix, self.tcp = (bound_address(sock) for sock in self._sockets)
         tiers = {str(segment.id): str(segment.tier) for segment in segments}
-        profile = Profile(WORKER, "host", (Address("tcp", self.tcp, 10),), tiers)
-        identity = Identity(Role.WORKER, name=WORKER, secret=secret, cluster=CLUSTER)
+        profile = Profile(worker, "host", (Address("tcp", self.tcp, 10),), tiers)
+        identity = Identity(Role.WORKER, name=worker, secret=secret, cluster=CLUSTER)
         self.state = WorkerState(profile, tables)
         line = ReportLine(identity.renewed())
         clock = SystemClock() if clock is None else clock
         staging = None if disk is None else self._staging(folder, clock)
         desk = self.engine_desk(clock)
-        self.service = Service(self.state, segments, clock, line, desk, staging, mover_threads=2)
+        reader = identity.renewed()
+        self.service = Service(
+            self.state, segments, clock, line, desk, staging,
+            peers=Choice(TRANSPORTS, lambda: reader, clock), threads=MoverThreads(2, 2),
+        )  # fmt: skip
         self.listeners = Listeners(self.service, ListenerIdentity(CLUSTER, secret), self._sockets)
         self.control = ControlLink(
             self.service, masters or [leader.address], identity, self.refusals.put
@@ -140,7 +148,7 @@ class Rig:
 
     def _staging(self, folder: Path, clock: Clock) -> Staging:
         """Room for one chunk of pages on their way from the disk to readers."""
-        name, geometry = SegmentId(f"{WORKER}-staging"), check_geometry(CHUNK, CHUNK)
+        name, geometry = SegmentId(f"{self.worker}-staging"), check_geometry(CHUNK, CHUNK)
         memory = nameless_dram(folder, CLUSTER, name, geometry)
         tables = self.state.holdings.segments
         return Staging(memory, {self.nvme.id: self.nvme}, tables, clock)
@@ -223,10 +231,10 @@ def column(values: array[int] | list[int]) -> bytes:
 @contextlib.contextmanager
 def running(
     folder: Path, leader: Leader, clock: Clock | None = None, secret: bytes | None = None,
-    disk: FakeDisk | None = None, device: Device | None = None,
+    disk: FakeDisk | None = None, device: Device | None = None, worker: str = WORKER,
 ) -> Iterator[Rig]:  # fmt: skip
     """A worker that serves, until the block ends."""
-    rig = Rig(folder, leader, clock=clock, secret=secret, disk=disk, device=device)
+    rig = Rig(folder, leader, clock=clock, secret=secret, disk=disk, device=device, worker=worker)
     try:
         leader.await_served()
         yield rig
@@ -235,12 +243,14 @@ def running(
 
 
 @contextlib.contextmanager
-def pool(disk: FakeDisk | None = None, device: Device | None = None) -> Iterator[Rig]:
+def pool(
+    disk: FakeDisk | None = None, device: Device | None = None, worker: str = WORKER
+) -> Iterator[Rig]:
     """A leader and a worker that serves, in a folder of their own."""
     with memory_folder() as folder:
         leader = Leader()
         try:
-            with running(folder, leader, disk=disk, device=device) as rig:
+            with running(folder, leader, disk=disk, device=device, worker=worker) as rig:
                 yield rig
         finally:
             leader.stop()

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 NAME = SegmentId("w-hbm0")
 
 
-def opened(device: Device) -> HbmSegment:
+def opened(device: Device, name: SegmentId = NAME) -> HbmSegment:
     """A segment of four chunks of 64 KiB."""
-    return HbmSegment(NAME, GEOMETRY, device)
+    return HbmSegment(name, GEOMETRY, device)
 
 
 def reference(incarnation: int) -> SegmentRef:

@@ -34,11 +34,12 @@ OFFSETS: Final = (0, PAGE, 3 * PAGE, CHUNK, 3 * CHUNK)
 
 
 def opened(
-    disk: FakeDisk, codec: Codec | None = Codec.NONE, geometry: Geometry = GEOMETRY
-) -> tuple[NvmeSegment, Found]:
+    disk: FakeDisk, codec: Codec | None = Codec.NONE, geometry: Geometry = GEOMETRY,
+    name: SegmentId = NAME,
+) -> tuple[NvmeSegment, Found]:  # fmt: skip
     """The segment at PATH, made or taken over."""
     clock = ManualClock()
-    return open_nvme(PATH, CLUSTER, NAME, geometry, codec=codec, clock=clock, disk=disk)
+    return open_nvme(PATH, CLUSTER, name, geometry, codec=codec, clock=clock, disk=disk)
 
 
 def payload_place(offset: int) -> int:

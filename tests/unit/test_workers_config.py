@@ -113,6 +113,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "an unknown codec": ({"nvme_codec": "gzip"}, "one of auto, none, lz4, zstd, lz4-planes"),
     "no room to stage": ({"nvme": "/mnt/a:1GiB", "staging": "1MiB"}, "staging: got 1048576"),
     "no mover": ({"mover_threads": 0}, "at least 1"),
+    "no copier": ({"copy_threads": 0}, "at least 1"),
 }
 
 

@@ -11,7 +11,7 @@ DISK = DiskLook("read_only", "EROFS", True, 3, 11, 1100, 2200, 13, 1300, {"stale
 
 def look(moves: dict[str, int]) -> Look:
     return Look(
-        "w", "c", 1, True, False, 0, 0, 0, 0, 0, 0, 0, {}, moves,
+        "w", "c", 1, True, False, 0, 0, 0, 0, 0, 0, 0, {}, moves, {"ok": 6}, {"tcp": 700}, 800,
         (SegmentLook("m", "dram", 1, 64, 0, 1, 0), SegmentLook("n", "nvme", 1, 64, 0, 1, 0, DISK)),
         StagingLook(256, 7, 8, 9, 10),
     )  # fmt: skip
@@ -23,6 +23,26 @@ def test_moves_are_counted_by_way_and_only_where_pages_arrived() -> None:
     counts.note_move(Tier.DRAM, Tier.NVME, bytes(3))
     counts.note_move(Tier.NVME, Tier.DRAM, bytes((Outcome.CHECKSUM,)))
     assert counts.moves == {"dram-nvme": 5, "nvme-dram": 0}
+
+
+def test_copies_are_counted_by_what_came_of_them_and_bytes_by_the_way_they_went() -> None:
+    counts = Counts()
+    counts.note_copy(bytes((0, 0, Outcome.SOURCE_LOST)))
+    counts.note_copy(bytes(1))
+    counts.note_copied_in("tcp", 100)
+    counts.note_copied_in("shm", 10)
+    counts.note_copied_in("tcp", 1)
+    counts.note_sent(7, is_copied=True)
+    counts.note_sent(5, is_copied=False)
+    assert counts.copies == {"ok": 3, "source_lost": 1}
+    assert counts.bytes_copied_in == {"tcp": 101, "shm": 10}
+    assert (counts.bytes_sent, counts.bytes_copied_out) == (12, 7)
+    lines = set(exposition(lambda: look({})).decode().splitlines())
+    assert lines >= {
+        'kvharbor_worker_copied_pages_total{outcome="ok"} 6.0',
+        'kvharbor_worker_copied_in_bytes_total{transport="tcp"} 700.0',
+        "kvharbor_worker_copied_out_bytes_total 800.0",
+    }
 
 
 def test_every_figure_of_a_disk_is_exposed() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvstore.record import RecordState
-from kvstore.wire.messages.common import Outcome
+from kvstore.wire.messages.common import Address, Outcome, SegmentRef
 from kvstore.wire.messages.membership import (
     CheckExtents,
     ExtentsConfirmed,
@@ -14,10 +14,11 @@ from kvstore.wire.messages.membership import (
     FreeExtents,
     RetireExtents,
 )
-from kvstore.wire.messages.puts import ExtentSource, Ingest, Sealed
+from kvstore.wire.messages.puts import ExtentSource, Ingest, PeerSource, Sealed
 from tests.unit.worker_scripts import (
     CHUNK,
     EPOCH,
+    GEOMETRY,
     INCARNATION,
     NVME,
     PAGE,
@@ -229,11 +230,49 @@ def test_a_move_waits_while_the_inventory_is_offered() -> None:
     assert script.ask(move((0,), 6, (0,)), MOVER)[1] == []
 
 
+def copy(
+    offsets: tuple[int, ...], counter: int, source: tuple[int, ...], segment: str = "elsewhere"
+) -> Ingest:
+    """The leader's request to copy pages from another worker."""
+    address = Address("tcp", "127.0.0.1:2", 10)
+    ref = SegmentRef(segment, INCARNATION, "dram", GEOMETRY, "v", "host", (address,))
+    generations = packed([generation(5)] * len(source))
+    peer = PeerSource(ref, packed(source), generations)
+    return msgspec.structs.replace(ingest(offsets, counter), source=peer)
+
+
+def test_a_copy_from_another_worker_asks_nothing_of_what_lies_here() -> None:
+    script = filled()
+    message = copy((4 * PAGE, 5 * PAGE), 6, (0, PAGE))
+    request, actions = script.ask(message, MOVER)
+    pull = one(actions, events.StartPull)
+    assert (pull.session, pull.message, pull.source_classes) == (MOVER, message, ())
+    check = one(script.command(order(CheckExtents, (0,), 5))[1], events.VerifyPayloads)
+    script.feed(events.WorkEnded(check.work, bytes(1)))
+    report = one(script.finish(pull, bytes((0, Outcome.SOURCE_LOST))), events.CallMaster)
+    answer = one(script.note(report, bytes(1)), events.AnswerIngest)
+    assert answer == events.AnswerIngest(request, MOVER, bytes((0, Outcome.SOURCE_LOST)))
+
+
+def test_a_fence_or_the_end_of_the_link_ends_a_copy() -> None:
+    script = filled()
+    fenced = script.start(copy((4 * PAGE,), 6, (0,)), MOVER)
+    _, actions = script.command(order(FenceExtents, (4 * PAGE,), 6))
+    assert one(actions, events.CancelPull).pull == fenced.pull
+    script.finish(fenced, bytes((Outcome.FENCED,)))
+    left = script.start(copy((5 * PAGE,), 6, (0,)), MOVER)
+    assert script.feed(events.LinkClosed()) == [events.CancelPull(left.pull)]
+
+
 BAD: dict[str, tuple[Ingest, int]] = {
     "a leader names a buffer": (ingest((0,), 6), MOVER),
     "a client names extents": (move((0,), 6, (0,)), 1),
     "an offset too few": (move(THREE, 6, THREE[:2]), MOVER),
     "a source twice": (move((0, PAGE), 6, (0, 0)), MOVER),
+    "a client names another worker": (copy((4 * PAGE,), 6, (0,)), 1),
+    "another worker's offset too few": (copy((4 * PAGE, 5 * PAGE), 6, (0,)), MOVER),
+    "another worker's extent twice": (copy((4 * PAGE, 5 * PAGE), 6, (0, 0)), MOVER),
+    "a copy of this worker": (copy((4 * PAGE,), 6, (0,), SEGMENT), MOVER),
 }
 
 

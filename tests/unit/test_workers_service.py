@@ -9,12 +9,15 @@ import pytest
 
 from kvstore.codec import Codec
 from kvstore.ids import SegmentId
+from kvstore.rpc.identity import Identity, Role
+from kvstore.transfer.choice import Choice
 from kvstore.wire.messages.common import Outcome
 from tests.fake_disk import FakeDisk
 from tests.fakes import ManualClock
 from tests.unit import nvme_parts
 from tests.unit.worker_scripts import GEOMETRY, PAGE
 from workers import events
+from workers.mover import MoverThreads
 from workers.service import Service
 from workers.tiers.nvme import open_nvme
 
@@ -65,7 +68,8 @@ def test_a_disk_that_hangs_holds_up_no_other(kind: type[Work], outcome: Outcome)
     ]  # fmt: skip
     wanting = Wanting(kind, [segment.id for segment in segments])
     state, line = cast("WorkerState", wanting), cast("ReportLine", None)
-    service = Service(state, segments, clock, line, mover_threads=1)
+    peers = Choice(("tcp",), lambda: Identity(Role.WORKER), clock)
+    service = Service(state, segments, clock, line, peers=peers, threads=MoverThreads(1, 1))
     disks[HUNG].answers.clear()
     try:
         service.dispatch(events.Tick())

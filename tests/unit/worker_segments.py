@@ -16,7 +16,7 @@ from kvstore.ids import SegmentId
 from kvstore.page import payload_checksum
 from kvstore.record import Record, unpack_record
 from kvstore.segment import size_class_of
-from kvstore.wire.messages.puts import BufferSource, ExtentSource, Ingest
+from kvstore.wire.messages.puts import BufferSource, ExtentSource, Ingest, PeerSource
 from tests.fakes import payload
 from tests.unit.worker_scripts import EPOCH, GEOMETRY, PAGE, generation, key
 from workers.events import StartPull
@@ -49,9 +49,11 @@ def memory_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def opened(path: Path, geometry: Geometry = GEOMETRY) -> tuple[DramSegment, Found]:
+def opened(
+    path: Path, geometry: Geometry = GEOMETRY, name: SegmentId = NAME
+) -> tuple[DramSegment, Found]:
     """The segment at `path`, made or taken over."""
-    return open_dram(path, CLUSTER, NAME, geometry)
+    return open_dram(path, CLUSTER, name, geometry)
 
 
 def sealed_memfd(data: bytes, seals: int = fcntl.F_SEAL_SHRINK) -> int:
@@ -94,7 +96,7 @@ class Pages:
         return array("Q", range(0, len(self.keys) * self.size, self.size))
 
     def ingest(
-        self, segment: Segment, counter: int = 5, source: ExtentSource | None = None
+        self, segment: Segment, counter: int = 5, source: ExtentSource | PeerSource | None = None
     ) -> Ingest:
         """The client's request, or the leader's for pages that lie in these extents."""
         return Ingest(
@@ -105,7 +107,7 @@ class Pages:
         )  # fmt: skip
 
     def start(
-        self, segment: Segment, counter: int = 5, source: ExtentSource | None = None
+        self, segment: Segment, counter: int = 5, source: ExtentSource | PeerSource | None = None
     ) -> StartPull:
         """What the machine answers when everything may be pulled."""
         table = SegmentTable(segment.id, segment.incarnation, segment.geometry)
