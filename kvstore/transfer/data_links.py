@@ -6,8 +6,10 @@ Owns which reply belongs to a request where only one is under way.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
+from kvstore import limits
 from kvstore.errors import MalformedMessage, Unavailable
 from kvstore.rpc.dialling import dial
 from kvstore.rpc.failure import error_of
@@ -98,6 +100,19 @@ class DataLinks:
         link, _ = dial(self.address, self._identity, deadline_s)
         link.spin_s = SPIN_S
         return link
+
+
+def patience_s(until_s: float) -> float:
+    """How long a reader bears that a worker says nothing, where it may go on to `until_s`.
+
+    A worker that is well answers at once. Half of the time is kept for another replica.
+    """
+    return min(limits.READ_STALL_MAX_S, max(0.0, until_s - time.monotonic()) / 2)
+
+
+def silent_at_s(until_s: float) -> float:
+    """The time.monotonic() moment at which a worker that says nothing is given up."""
+    return time.monotonic() + patience_s(until_s)
 
 
 def reply_to(request_id: int, link: FrameSocket, deadline_s: float) -> Message:

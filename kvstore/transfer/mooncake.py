@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable
 from kvstore.rpc.address import UnixAddress, parse_address
-from kvstore.transfer.data_links import DataLinks, call
+from kvstore.transfer.data_links import DataLinks, call, patience_s, silent_at_s
 from kvstore.transfer.memory import address_of, copy_bytes, populate
 from kvstore.transfer.mooncake_process import (
     EngineProcess,
@@ -192,7 +192,7 @@ def open_transport(context: TransferContext, timeout_s: float) -> MooncakeTransp
     """Reach the worker, which tells where its engine is. Unavailable when it does not answer."""
     transport = MooncakeTransport(context)
     try:
-        transport.greet(time.monotonic() + timeout_s)
+        transport.greet(silent_at_s(time.monotonic() + timeout_s))
     except BaseException:
         transport.close()
         raise
@@ -303,7 +303,10 @@ class MooncakeTransport:
             message = EnginePull(
                 peer, reader.region, size, bounce_places.tobytes(), addresses.tobytes()
             )
-            reader.process.pull(message, deadline_s)
+            # The engine does not say whether bytes are coming: slow ones have their time, too.
+            allowance_s = len(places) * size / limits.PUT_BYTES_PER_S_MIN
+            silent_s = silent_at_s(deadline_s) + patience_s(deadline_s) + allowance_s
+            reader.process.pull(message, min(deadline_s, silent_s))
             for bounce, place, length in neighbours(places, size):
                 copy_bytes(into.address + place, reader.address + bounce, length)
 
@@ -311,7 +314,7 @@ class MooncakeTransport:
         found = self._found.get(_life(span))
         if found is None:
             message = FindEngine(span.segment.segment, span.segment.incarnation)
-            reply = self._ask(message, deadline_s)
+            reply = self._ask(message, deadline_s)  # a worker may have to start an engine first
             if not isinstance(reply, EngineFound):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to FindEngine")
             if reply.block_bytes <= 0 or len(reply.addresses) % COLUMN_BYTES:
@@ -327,14 +330,14 @@ class MooncakeTransport:
             span.segment.segment, span.segment.incarnation, span.part, span.part_bytes,
             span.keys, span.offsets, span.generations,
         )  # fmt: skip
-        reply = self._ask(message, deadline_s)
+        reply = self._ask(message, silent_at_s(deadline_s))
         if not isinstance(reply, RecordsChecked) or len(reply.outcomes) != len(span):
             raise MalformedMessage(f"{type(reply).__name__} in answer to CheckRecords")
         # A page whose record is another's now is stale, whatever its bytes are.
         return bytes(last or checked for last, checked in zip(reply.outcomes, found, strict=True))
 
     def _ask(self, message: Message, deadline_s: float) -> Message:
-        with self._links.link(deadline_s) as link:
+        with self._links.link(silent_at_s(deadline_s)) as link:
             return call(link, message, deadline_s)
 
 

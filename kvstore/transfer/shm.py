@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import BadValue, ConfigError, KVStoreError, MalformedMessage
 from kvstore.replica import Tier
-from kvstore.transfer.data_links import DataLinks, call
+from kvstore.transfer.data_links import DataLinks, call, silent_at_s
 from kvstore.transfer.mapped_segment import HeldSpan, MappedSegment
 from kvstore.transfer.piece_calls import PieceCalls
 from kvstore.transfer.staged_reads import StagedRead
@@ -84,8 +84,8 @@ class ShmTransport:
 
     def share(self, deadline_s: float) -> None:
         """Map the segments of this worker that are new, or have begun a new life, to us."""
-        with self._mutex, self._links.link(deadline_s) as link:
-            reply = call(link, ShareSegments(), deadline_s)
+        with self._mutex, self._links.link(silent_at_s(deadline_s)) as link:
+            reply = call(link, ShareSegments(), silent_at_s(deadline_s))
             if not isinstance(reply, SegmentsShared):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to ShareSegments")
             fds = link.take_fds(len(reply.segments))
@@ -213,7 +213,7 @@ class ShmTransport:
     def _staged(self, span: ReadSpan, take: TakeStaged, deadline_s: float) -> bytes:
         """Have `take` read every page where the worker stages it; one Outcome byte a page."""
         read = StagedRead(span, take, deadline_s)
-        with suppress(KVStoreError), self._links.link(deadline_s) as link:
+        with suppress(KVStoreError), self._links.link(silent_at_s(deadline_s)) as link:
             read.run(link)
         return bytes(read.outcomes)
 

@@ -17,7 +17,7 @@ from kvstore import limits
 from kvstore.errors import MalformedMessage
 from kvstore.ids import KEY_BYTES
 from kvstore.rpc.failure import error_of
-from kvstore.transfer.data_links import reply_to
+from kvstore.transfer.data_links import reply_to, silent_at_s
 from kvstore.transfer.piece_calls import outcome_of_error
 from kvstore.transfer.transport import COLUMN_BYTES, ReadSpan, all_of
 from kvstore.wire.framing import FrameKind
@@ -49,8 +49,11 @@ class StagedRead:
         self._take = take
         self._until_s = until_s
         self._requests = 0
-        self._due: deque[tuple[int, Sequence[int]]] = deque()
-        """Request and its pages, none for a release, in the order of their answers."""
+        self._due: deque[tuple[int, Sequence[int], float]] = deque()
+        """Request, its pages, none for a release, and how long the worker may wait for room.
+
+        In the order of their answers.
+        """
 
     def run(self, link: FrameSocket) -> None:
         """Bring every page, or find out why not, through a connection that is ours meanwhile.
@@ -62,7 +65,7 @@ class StagedRead:
         pieces = deque(pages[first : first + step] for first in range(0, len(pages), step))
         busy: list[int] = []
         while pieces or self._due:
-            while pieces and sum(1 for _, asked in self._due if asked) < STAGES_IN_FLIGHT:
+            while pieces and sum(1 for _, asked, _ in self._due if asked) < STAGES_IN_FLIGHT:
                 self._ask(link, pieces.popleft(), wait_s=0.0)
             busy += self._answer(link)
         while busy:
@@ -83,17 +86,19 @@ class StagedRead:
             _picked(span.keys, pages, KEY_BYTES), _picked(span.offsets, pages),
             _picked(span.generations, pages), wait_s,
         )  # fmt: skip
-        self._send(link, message, pages)
+        self._send(link, message, pages, wait_s)
 
-    def _send(self, link: FrameSocket, message: Message, pages: Sequence[int]) -> None:
+    def _send(
+        self, link: FrameSocket, message: Message, pages: Sequence[int], wait_s: float = 0.0
+    ) -> None:
         self._requests += 1
         link.send(FrameKind.REQUEST, self._requests, message, deadline_s=self._until_s)
-        self._due.append((self._requests, pages))
+        self._due.append((self._requests, pages, wait_s))
 
     def _answer(self, link: FrameSocket) -> list[int]:
         """Take the next answer in; its pages that are to be asked for once more."""
-        request, pages = self._due.popleft()
-        reply = reply_to(request, link, self._until_s)
+        request, pages, wait_s = self._due.popleft()
+        reply = reply_to(request, link, wait_s + silent_at_s(self._until_s - wait_s))
         if not pages:
             if not isinstance(reply, Done):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to ReleaseStaged")

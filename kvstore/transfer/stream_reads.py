@@ -6,7 +6,6 @@ that sends nothing for a while is dead, or as good as that: its pages may lie el
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.errors import KVStoreError, MalformedMessage
 from kvstore.rpc.failure import error_of
-from kvstore.transfer.data_links import reply_to
+from kvstore.transfer.data_links import patience_s, reply_to, silent_at_s
 from kvstore.transfer.piece_calls import outcome_of_error
 from kvstore.transfer.transport import ReadSpan, all_of, even_pieces, verified
 from kvstore.wire.framing import FrameKind
@@ -38,7 +37,7 @@ def read_streamed(links: DataLinks, span: ReadSpan, into: Memory, until_s: float
     """`Transport.read` by the time.monotonic() moment `until_s`."""
     outcomes = bytearray(all_of(Outcome.TRANSPORT, len(span)))
     # What was not answered stays TRANSPORT.
-    with suppress(KVStoreError), links.link(until_s) as link:
+    with suppress(KVStoreError), links.link(silent_at_s(until_s)) as link:
         _read_pieces(link, span, into, outcomes, until_s)
     if any(outcomes):
         into.wipe([p for p, o in zip(span.places, outcomes, strict=True) if o], span.part_bytes)
@@ -83,7 +82,7 @@ def _take_piece(
         raise MalformedMessage(f"{type(reply).__name__} in answer to ReadExtents")
     coming = [p for p, o in zip(piece.places, reply.outcomes, strict=True) if o == Outcome.OK]
     views = list(views_of(into, coming, piece.part_bytes))
-    link.receive_raw_into(views, deadline_s, limits.READ_STALL_MAX_S)
+    link.receive_raw_into(views, deadline_s, patience_s(deadline_s))
     found = verified(piece, into.view, reply.outcomes)
     ended = _next_word(request_id, link, deadline_s)
     if not isinstance(ended, ReadEnded) or len(ended.outcomes) != len(piece):
@@ -96,8 +95,7 @@ def _take_piece(
 
 def _next_word(request_id: int, link: FrameSocket, deadline_s: float) -> Message:
     """What the worker says next, which it does soon unless it is dead: DeadlineExceeded."""
-    stalled_s = time.monotonic() + limits.READ_STALL_MAX_S
-    return reply_to(request_id, link, min(deadline_s, stalled_s))
+    return reply_to(request_id, link, silent_at_s(deadline_s))
 
 
 def views_of(memory: Memory, places: Iterable[int], size: int) -> Iterator[memoryview]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import BadValue, BufferClosed, KVStoreError, MalformedMessage, OutOfSpace
 from kvstore.replica import Tier
 from kvstore.transfer.bounce import span_checksums_on_device
-from kvstore.transfer.data_links import call
+from kvstore.transfer.data_links import call, silent_at_s
 from kvstore.transfer.device import CPU, Handle
 from kvstore.transfer.device_segment import DeviceSegment
 from kvstore.transfer.piece_calls import PieceCalls
@@ -162,8 +162,8 @@ class WorkerDevices:
     ) -> DeviceSegment | None:
         closed = tuple(share for share, segment in self._shares.items() if segment() is None)
         ask = ShareDeviceSegment(ref.segment, ref.incarnation, closed)
-        with self._links.link(deadline_s) as link:
-            reply = call(link, ask, deadline_s)
+        with self._links.link(silent_at_s(deadline_s)) as link:
+            reply = call(link, ask, silent_at_s(deadline_s))
             if not isinstance(reply, DeviceSegmentShared):
                 raise MalformedMessage(f"{type(reply).__name__} in answer to ShareDeviceSegment")
             self._shares = {k: s for k, s in self._shares.items() if k not in closed}
