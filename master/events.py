@@ -31,6 +31,8 @@ class SessionOpened(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     name: str
     token: bytes
+    host: str = ""
+    """The machine that it runs on; empty: unknown."""
 
 
 class SessionClosed(msgspec.Struct, frozen=True, gc=False):

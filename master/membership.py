@@ -16,6 +16,7 @@ from kvstore.errors import AccessDenied, BadValue, StaleEpoch, Unavailable
 from kvstore.ids import Epoch
 from kvstore.lease import inherited_release_s
 from kvstore.replica import Tier
+from kvstore.require import require_text
 from kvstore.segment import check_geometry
 from kvstore.wire.messages.common import Address, SegmentRef
 from kvstore.wire.messages.hello import Done
@@ -62,6 +63,8 @@ class Worker(msgspec.Struct, eq=False):
     lost: bool = False
     left: bool = False
     """Lost on its own wish."""
+    rack: str = ""
+    zone: str = ""
     lane: Lane = msgspec.field(default_factory=Lane)
 
     @property
@@ -97,6 +100,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
         core.actions.append(CloseSession(worker.session))
     detach(core, worker)
     worker.host, worker.addresses = message.host, message.addresses
+    worker.rack, worker.zone = message.rack, message.zone
     worker.session, worker.heard_s = session.id, core.now
     worker.lost = worker.left = False
     core.leaving.pop(worker.id, None)
@@ -147,7 +151,9 @@ def _check(core: Core, message: RegisterWorker) -> None:
     if len(names) > SEGMENTS_PER_WORKER_MAX or len(set(names)) != len(names):
         raise BadValue("segments", names, f"at most {SEGMENTS_PER_WORKER_MAX}, each once")
     if len(message.addresses) > ADDRESSES_PER_WORKER_MAX:
-        raise BadValue("addresses", len(names), f"at most {ADDRESSES_PER_WORKER_MAX}")
+        raise BadValue("addresses", len(message.addresses), f"at most {ADDRESSES_PER_WORKER_MAX}")
+    for field in ("host", "rack", "zone"):
+        require_text(field, getattr(message, field))
     if not 0 <= message.epoch < EPOCH_MAX:
         raise BadValue("epoch", message.epoch, f"0 to {EPOCH_MAX - 1}")
     for offer in message.segments:
@@ -197,6 +203,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
         fail_plans(core, segment)  # pulls into the old life have ended, new ones are refused (I11)
     segment.ref = ref
     segment.worker, segment.host = worker.id, worker.host
+    segment.rack, segment.zone = worker.rack, worker.zone
     segment.incarnation = offer.incarnation
     segment.state, segment.readable = SegmentState.JOINING, False
     segment.medium, segment.reason = Medium.SERVING, ""

@@ -164,7 +164,8 @@ class TermService:
         session = SessionId(next(self._session_ids))
         self._peers[session] = peer
         self._sessions[peer] = session
-        self._feed(SessionOpened(session, hello.role, hello.tenant, hello.name, hello.session))
+        who = hello.role, hello.tenant, hello.name, hello.session, hello.host
+        self._feed(SessionOpened(session, *who))
 
     def requested(self, peer: Peer, request_id: int, message: Message) -> None:
         """A peer of this term asks."""

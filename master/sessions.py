@@ -26,6 +26,8 @@ class Session(msgspec.Struct, eq=False, frozen=True):
     tenant: str
     name: str
     owner: Owner
+    host: str = ""
+    """The machine that it runs on, by the name that workers of that machine give."""
 
     def must_be_worker(self) -> None:
         """Raise AccessDenied unless a pool worker speaks."""

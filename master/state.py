@@ -217,7 +217,7 @@ class MasterState:
             owner = owners[key] = Owner(key, {}, {}, {})
         owner.sessions[event.session] = None
         self.core.sessions[event.session] = Session(
-            event.session, event.role, event.tenant, event.name, owner
+            event.session, event.role, event.tenant, event.name, owner, event.host
         )
 
     def _closed(self, event: SessionClosed) -> None:

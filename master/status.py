@@ -91,7 +91,8 @@ def _tiers(core: Core) -> Iterator[TierStatus]:
 def _worker(core: Core, worker: Worker) -> WorkerStatus:
     addresses = tuple(f"{address.transport}:{address.where}" for address in worker.addresses)
     heard_ago_s = core.now - worker.heard_s
-    return WorkerStatus(worker.id, worker.host, state_name(worker), heard_ago_s, addresses)
+    where = worker.rack, worker.zone
+    return WorkerStatus(worker.id, worker.host, state_name(worker), heard_ago_s, addresses, *where)
 
 
 def _segment(segment: Segment) -> SegmentStatus:

@@ -31,7 +31,9 @@ FLAGS: Final = (
     ("--listen", "HOST:PORT", "for clients elsewhere; port 0 takes a free one"),
     ("--advertise", "HOST:PORT[,...]", "where other hosts reach that"),
     ("--admin", "HOST:PORT", "HTTP pages, or off"),
-    ("--host", "NAME", "which machine this is"),
+    ("--host", "NAME", "which machine this is: replicas of a page go to different ones"),
+    ("--rack", "NAME", "where that stands: replicas of a page go to different ones if they can"),
+    ("--zone", "NAME", "the same, above racks"),
     ("--cluster-name", "NAME", "name of the cluster"),
     ("--secret-file", "FILE", "file with the cluster secret"),
 )

@@ -16,10 +16,13 @@ from kvstore.codec import Codec
 from kvstore.config import DeviceSpace, DiskSpace, SizeBytes, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
+from kvstore.rpc.identity import this_host
 from kvstore.segment import Geometry, check_geometry
 
 WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 """Short enough that a segment's name, which begins with it, is one that a master takes."""
+LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""As a kernel lets a host be called."""
 DEVICE: Final = re.compile(r"cpu|cuda:[0-9]{1,3}")
 TRANSPORTS: Final = ("shm", "tcp", "mooncake")
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -50,8 +53,12 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """Under which addresses other hosts reach `listen`, best first; itself by default."""
     admin: TcpAddress | None = TcpAddress("127.0.0.1", limits.WORKER_ADMIN_PORT)
     """Serves /health, /status and /metrics over HTTP, without authentication."""
-    host: str = msgspec.field(default_factory=socket.gethostname)
+    host: str = msgspec.field(default_factory=this_host)
     """Which machine this is: replicas of a page go to different ones."""
+    rack: str = ""
+    zone: str = ""
+    """Where that stands, as far as known: replicas go to different zones, and to different racks in
+    them, if they can."""
     dram: SizeBytes = SizeBytes(1024 * limits.MIB)
     """Memory to lend; rounded down to whole chunks."""
     chunk: SizeBytes = SizeBytes(limits.CHUNK_BYTES)
@@ -86,6 +93,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         """Raise BadValue where values cannot work, alone or together."""
         if not WORKER_ID.fullmatch(self.id):
             raise BadValue("id", self.id, "at most 50 of A-Z, a-z, 0-9, . _ -")
+        for field, label in (("host", self.host), ("rack", self.rack), ("zone", self.zone)):
+            if label and not LABEL.fullmatch(label):
+                raise BadValue(field, label, "at most 64 of A-Z, a-z, 0-9, . _ -")
         self.unix_path()
         if not self.master:
             raise BadValue("master", self.master, "at least one address")

@@ -50,6 +50,8 @@ class Profile(msgspec.Struct, frozen=True):
     addresses: tuple[Address, ...]
     tiers: dict[str, str]
     """Tier by segment."""
+    rack: str = ""
+    zone: str = ""
 
 
 class Link(Enum):
@@ -141,8 +143,9 @@ class Membership:
         )  # fmt: skip
         profile = self._profile
         message = RegisterWorker(
-            profile.worker, profile.host, profile.addresses, segments, self._highest_epoch()
-        )
+            profile.worker, profile.host, profile.addresses, segments, self._highest_epoch(),
+            profile.rack, profile.zone,
+        )  # fmt: skip
         return [self._call(Asked.REGISTER, message, now)]
 
     def _highest_epoch(self) -> int:

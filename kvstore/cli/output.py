@@ -248,9 +248,11 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _workers(workers: Iterable[WorkerStatus]) -> Table:
-    table = _table("workers", "worker", "state", ">heard, s ago", "host", "addresses")
+    headings = "worker", "state", ">heard, s ago", "host", "rack", "zone", "addresses"
+    table = _table("workers", *headings)
     for each in workers:
-        cells = (each.worker, each.state, f"{each.heard_ago_s:.1f}", each.host)
+        where = (each.host, each.rack or "-", each.zone or "-")
+        cells = (each.worker, each.state, f"{each.heard_ago_s:.1f}", *where)
         # A peer's text is never markup.
         table.add_row(*map(Text, cells), Text("\n".join(each.addresses)))
     return table

@@ -56,7 +56,7 @@ def hello(identity: Identity, challenged: Message, nonce: bytes) -> Hello:
     _common_version(_spoken_by(challenged), identity.versions)
     said = Hello(
         identity.versions.lowest, identity.versions.highest, identity.role.value,
-        identity.tenant, identity.name, identity.session, nonce, proof=b"",
+        identity.tenant, identity.name, identity.session, nonce, proof=b"", host=identity.host,
     )  # fmt: skip
     return _with_proof(said, _dialler_proof(identity.secret, challenged, said))
 
@@ -130,7 +130,8 @@ def _check_hello(said: Hello) -> None:
         raise MalformedMessage(f"greeting: session of {len(said.session)} bytes")
     if len(said.proof) not in (0, PROOF_BYTES):
         raise MalformedMessage(f"greeting: proof of {len(said.proof)} bytes")
-    for field, text in (("role", said.role), ("tenant", said.tenant), ("name", said.name)):
+    for field in ("role", "tenant", "name", "host"):
+        text: str = getattr(said, field)
         if len(text.encode()) > limits.NAME_BYTES_MAX:
             raise MalformedMessage(f"greeting: {field} exceeds {limits.NAME_BYTES_MAX} bytes")
     if said.role not in frozenset(Role):
@@ -140,7 +141,7 @@ def _check_hello(said: Hello) -> None:
 def _with_proof(said: Hello, proof: bytes) -> Hello:
     return Hello(
         said.version_min, said.version_max, said.role, said.tenant, said.name,
-        said.session, said.nonce, proof,
+        said.session, said.nonce, proof, said.host,
     )  # fmt: skip
 
 
@@ -175,6 +176,7 @@ def _spoken(challenged: Challenge, said: Hello) -> list[tuple[str, FieldValue]]:
         ("role", said.role),
         ("tenant", said.tenant),
         ("name", said.name),
+        ("host", said.host),
         ("session", said.session),
         ("dialler_nonce", said.nonce),
     ]

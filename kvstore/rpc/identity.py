@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -43,6 +44,11 @@ class VersionRange:
 OUR_VERSIONS: Final = VersionRange(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
 
+def this_host() -> str:
+    """By which name peers know that they run on one machine, unless somebody gives another."""
+    return socket.gethostname()
+
+
 def new_session() -> bytes:
     """A fresh session token. It survives reconnects, and ends with the process or a fork."""
     return os.urandom(SESSION_BYTES)
@@ -73,6 +79,8 @@ class Identity:
     cluster: str = ""
     """The only cluster to talk to; empty for any."""
     versions: VersionRange = OUR_VERSIONS
+    host: str = field(default_factory=this_host)
+    """The machine it runs on, by the name that workers of that machine give; empty: unknown."""
 
     def __post_init__(self) -> None:
         """Raise BadValue for what no listener would take."""
@@ -81,6 +89,7 @@ class Identity:
             raise BadValue("session", self.session, f"{SESSION_BYTES} bytes")
         require_text("tenant", self.tenant)
         require_text("name", self.name)
+        require_text("host", self.host)
 
     def renewed(self) -> Identity:
         """The same peer in a new session, e.g. in a forked child."""

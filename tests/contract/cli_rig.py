@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 STATUS = Status(
     cluster="c", epoch=4, uptime_s=61.5, pages=10, runs=2, namespaces=1, sessions=3, open_plans=0,
-    workers=(WorkerStatus("w[red]1", "h", "live", 0.1, ("shm /x.sock", "tcp 127.0.0.1:1")),),
+    workers=(
+        WorkerStatus("w[red]1", "h", "live", 0.1, ("shm /x.sock", "tcp 127.0.0.1:1"), "r1", "z1"),
+    ),
     segments=(
         SegmentStatus("w-dram", "w", "dram", 1 << 30, 3 << 28, 0, 1 << 28, 0, 0, "serving", ""),
         SegmentStatus("w-nvme", "w", "nvme", 0, 0, 0, 0, 0, 0, "failed", "read at 4096: EIO"),

@@ -38,6 +38,7 @@ def test_status_for_people(master: str) -> None:
         "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
         "segment w-nvme is failed: read at 4096: EIO", "hits", "tiers", "512 GiB", "1.5",
         "2 pins: 1 MiB held softly, 3 MiB hard",
+        "r1", "z1",
         "metadata is not stored in time: 2 chunks wait, the first for 12 s",
     ):  # fmt: skip
         assert text in done.stdout

@@ -13,7 +13,7 @@ from kvstore import limits
 from kvstore.clock import SystemClock
 from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import BadValue, InvariantBroken, StaleEpoch, Unavailable
-from kvstore.rpc.identity import Identity, ListenerIdentity, Role
+from kvstore.rpc.identity import Identity, ListenerIdentity, Role, this_host
 from kvstore.rpc.server import dial_peer
 from kvstore.standing import Standing
 from kvstore.wire.messages.hello import Done
@@ -129,6 +129,7 @@ def test_a_session_lives_from_greeting_to_close() -> None:
         assert isinstance(opened, events.SessionOpened)
         assert isinstance(other, events.SessionOpened)
         assert (opened.role, opened.tenant, opened.name) == ("engine", "default", "n")
+        assert opened.host == this_host()
         assert other.role == "worker"
         assert closed == events.SessionClosed(opened.session)
         assert opened.session != other.session != INSIDE

@@ -35,7 +35,7 @@ OTHER_NONCE = b"dialler's nonce!"
 SECRET = b"secret of the cluster"
 LISTENER = ListenerIdentity("blue", SECRET, epoch=5)
 OPEN_LISTENER = ListenerIdentity("blue", epoch=5)
-DIALLER = Identity(Role.ENGINE, "acme", "engine-1", SECRET, session=b"s" * 16)
+DIALLER = Identity(Role.ENGINE, "acme", "engine-1", SECRET, session=b"s" * 16, host="h1")
 OPEN_DIALLER = replace(DIALLER, secret=None)
 
 
@@ -52,7 +52,7 @@ def greet(
 @pytest.mark.parametrize("is_local", [True, False])
 def test_both_sides_prove_the_secret(is_local: bool) -> None:
     said, answer = greet(LISTENER, DIALLER, is_local=is_local)
-    assert (said.role, said.tenant, said.name) == ("engine", "acme", "engine-1")
+    assert (said.role, said.tenant, said.name, said.host) == ("engine", "acme", "engine-1", "h1")
     assert said.session == DIALLER.session
     assert (answer.version, answer.epoch) == (OUR_VERSIONS.highest, 5)
     assert SECRET not in encode(said) + encode(answer)
@@ -115,6 +115,7 @@ def test_every_listener_has_a_life_of_its_own() -> None:
         {"role": "operator"},
         {"tenant": "other"},
         {"name": "engine-2"},
+        {"host": "another"},
         {"session": b"t" * 16},
         {"nonce": b"another nonce..."},
         {"version_max": 9},
@@ -287,6 +288,7 @@ def test_any_welcome_but_the_right_one_is_refused(answer: Welcome) -> None:
         ({"session": b"short"}, "session"),
         ({"tenant": "x" * 513}, "tenant"),
         ({"name": "x" * 513}, "name"),
+        ({"host": "x" * 513}, "host"),
     ],
 )
 def test_identities_that_nobody_would_take_cannot_be_made(

@@ -267,6 +267,9 @@ def test_a_forgotten_segment_is_forgotten_by_the_next_master_too() -> None:
         ({"segments": (SegmentOffer("w2-dram", 9, "dram", Geometry(CHUNK, CHUNK)),)}, "bad_value"),
         ({"segments": (SegmentOffer("w1-dram", 0, "dram", Geometry(CHUNK, CHUNK)),)}, "bad_value"),
         ({"addresses": (Address("tcp", "h:1", 1),) * 65}, "bad_value"),
+        ({"host": "h" * 513}, "bad_value"),
+        ({"rack": "r" * 513}, "bad_value"),
+        ({"zone": "z" * 513}, "bad_value"),
         ({"epoch": -1}, "bad_value"),
         ({"epoch": EPOCH_MAX}, "bad_value"),
     ],
@@ -277,6 +280,19 @@ def test_bad_registrations_change_nothing(rig: Rig, change: dict[str, object], c
     worker = rig.workers["w1"]
     assert failure(worker.ask(message)).code == code
     assert state(rig) is SegmentState.LIVE
+
+
+def test_where_a_worker_stands_is_as_it_said_last(rig: Rig) -> None:
+    worker = rig.workers["w1"]
+    offer = SegmentOffer("w1-dram", 1, "dram", worker.geometry)
+    for where in (("h1", "r1", "z1"), ("h2", "", "")):
+        host, rack, zone = where
+        worker.ask(RegisterWorker("w1", host, (), (offer,), rack=rack, zone=zone))
+        segment = rig.master.core.segments["w1-dram"]
+        assert (segment.host, segment.rack, segment.zone) == where
+        status = rig.ask(rig.engine, GetStatus())
+        assert isinstance(status, Status)
+        assert [(each.host, each.rack, each.zone) for each in status.workers] == [where]
 
 
 def test_a_worker_that_knows_of_a_higher_epoch_ends_this_one(rig: Rig) -> None:

@@ -57,7 +57,7 @@ def test_registration_offers_segments_and_then_the_inventory() -> None:
     call = one(script.feed(events.LinkOpened()), events.CallMaster)
     address = Address("tcp", "127.0.0.1:1", 10)
     offer = SegmentOffer(SEGMENT, INCARNATION, "dram", GEOMETRY)
-    assert call.message == RegisterWorker("w", "host", (address,), (offer,), 0)
+    assert call.message == RegisterWorker("w", "host", (address,), (offer,), 0, "r1", "z1")
     call = one(script.feed(events.MasterAnswered(call.call, ACCEPTED)), events.CallMaster)
     assert call.message == OfferInventory(SEGMENT, INCARNATION, ())
     wanted = InventoryWanted(())

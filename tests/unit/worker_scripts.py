@@ -120,7 +120,8 @@ class Script:
         self.table.adopt(records)
         self.nvme = SegmentTable(SegmentId(NVME), incarnation, GEOMETRY, holds_encoded=True)
         address = Address("tcp", "127.0.0.1:1", 10)
-        profile = Profile("w", "host", (address,), {SEGMENT: "dram", NVME: "nvme"})
+        tiers = {SEGMENT: "dram", NVME: "nvme"}
+        profile = Profile("w", "host", (address,), tiers, rack="r1", zone="z1")
         self.state = WorkerState(profile, [self.table, self.nvme] if nvme else [self.table])
         self.now = 100.0
         self._last = 0

@@ -37,6 +37,8 @@ class Hello(Message, frozen=True, tag=2):
     session: bytes
     nonce: bytes
     proof: bytes
+    host: str = ""
+    """The machine that the dialler runs on, as workers there call it; empty: unknown."""
 
 
 class Welcome(Message, frozen=True, tag=3):

@@ -35,6 +35,9 @@ class RegisterWorker(Message, frozen=True, tag=80):
     epoch: int = 0
     """The highest that this worker has met, or that its records name: the leader's is no lower, or
     it has to lead in another one."""
+    rack: str = ""
+    zone: str = ""
+    """Where its host stands, for who places replicas; empty: unknown."""
 
 
 class WorkerAccepted(Message, frozen=True, tag=81):

@@ -187,6 +187,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: str
     heard_ago_s: float
     addresses: tuple[str, ...]
+    rack: str = ""
+    zone: str = ""
+    """As its worker was told; empty: unknown."""
 
 
 class PinTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
