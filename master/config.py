@@ -75,6 +75,10 @@ class MasterConfig(msgspec.Struct, frozen=True):
     nvme_admission: str = "budget"
     """Which pages are worth a write to a drive."""
     nvme_admission_parameters: Numbers = Numbers({})
+    replication: str = "enforce"
+    """Whether what is read much gets more replicas: off, observe (only count how many) or
+    enforce."""
+    replication_parameters: Numbers = Numbers({})
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -119,6 +123,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             known = ", ".join(sorted(registry.ADMISSION))
             raise BadValue("nvme_admission", self.nvme_admission, f"one of {known}")
         registry.admission(self.nvme_admission, self.nvme_admission_parameters)
+        registry.replication(self.replication, self.replication_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -154,5 +159,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             eviction_parameters=self.eviction_parameters,
             nvme_admission=self.nvme_admission,
             nvme_admission_parameters=self.nvme_admission_parameters,
+            replication=self.replication,
+            replication_parameters=self.replication_parameters,
             hints=self.hints,
         )

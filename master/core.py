@@ -19,6 +19,7 @@ from kvstore.wire.messages.hello import Failure
 from master import placing
 from master.events import Command, Note, Persist, Reply, SessionId, TicketId
 from master.eviction import EvictionInForce
+from master.heat import Heat
 from master.in_force import AdmissionInForce, InForce
 from master.lenders import Lenders
 from master.moves import Moves
@@ -125,6 +126,7 @@ class Core:
         """By the tier that is wished for; none: where puts go."""
         self.moves = Moves(self.wakeup)
         self.shrinking = Shrinking(self.wakeup)
+        self.heat = Heat(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()
@@ -147,8 +149,15 @@ class Core:
         self.placement = InForce(
             registry.placement, registry.PLACEMENT, tunables.placement, NO_PARAMETERS
         )
+        self.replica_policy = InForce(
+            registry.replication,
+            registry.REPLICATION,
+            tunables.replication,
+            tunables.replication_parameters,
+        )
         self.policies: dict[str, InForce[Any]] = {
             "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
+            "replication": self.replica_policy,
         }  # fmt: skip
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 

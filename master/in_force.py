@@ -53,12 +53,17 @@ class InForce(Generic[P]):
     def change(self, name: str, parameters: Mapping[str, object]) -> None:
         """Decide so from now on, by an operator's wish; BadValue as at the start.
 
-        What is not named keeps its value while the policy stays, and so does what it has learned.
+        What is not named keeps its value while the policy stays or the new one has the same
+        parameters; what it has learned, while the policy stays.
         """
+        current = self.policy.parameters
         if name == self.name:
-            self.policy.parameters = amended(self.policy.parameters, parameters)
+            self.policy.parameters = amended(current, parameters)
         else:
-            self._replace(name, self._make(name, parameters))
+            made = self._make(name, parameters)
+            if type(made.parameters) is type(current):
+                made.parameters = amended(current, parameters)
+            self._replace(name, made)
         self.is_set = True
 
     def reset(self) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentState
-from master.moves import IN_FLIGHT_MAX
+from master import heat
+from master.lanes import IN_FLIGHT_MAX
+from master.moves import MoveKind
 from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
 from master.segments import SegmentState
@@ -54,6 +56,7 @@ def check_invariants(core: Core) -> None:
     core.pins.check()
     _check_moves(core)
     _check_saving(core)
+    heat.check(core)
 
 
 def _check_saving(core: Core) -> None:

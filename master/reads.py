@@ -26,7 +26,7 @@ from kvstore.wire.messages.reads import (
     Probed,
     RenewLease,
 )
-from master import hinting, tiering
+from master import heat, hinting, tiering
 from master.directory import Stretch, Tree
 from master.packed import WORD, words
 
@@ -178,8 +178,12 @@ def _answer_located(
     ttl_s, until_s = 0.0, 0.0
     if message.lease:
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
+    is_measured = message.lease and heat.is_measured(core)
     for stretch in found:
         _lease(core, stretch.run, until_s, hints)
+        if is_measured:
+            parts = len(message.parts) or tree.parts
+            heat.note_read(core, tree, stretch, parts, caller.session.host)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(stretch, message.parts, indexes)
     for segment in indexes:

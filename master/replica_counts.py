@@ -34,8 +34,13 @@ def wanted(core: Core, run: Run) -> int:
     """
     known = core.namespaces.by_ordinal(run.namespace)
     assert known is not None, run.namespace
-    asked = run.replicas or known.replicas
-    return (asked or min(core.tunables.replicas, max(1, core.domains))) + run.extra
+    said = run.replicas or known.replicas
+    return said or min(core.tunables.replicas, max(1, core.domains))
+
+
+def for_heat(core: Core, run: Run) -> int:
+    """How many of them because many read it: none where that is only observed."""
+    return run.extra if core.replica_policy.policy.acts else 0
 
 
 def got(core: Core, run: Run, parts: int) -> bytes:

@@ -38,6 +38,7 @@ from master import (
     chunk_writes,
     confirmations,
     doubt,
+    heat,
     incomplete,
     inventory,
     leaving,
@@ -249,6 +250,7 @@ class MasterState:
         reclaim.make_room(core)
         tiering.look(core)
         shrinking.look(core)
+        heat.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
@@ -265,6 +267,7 @@ class MasterState:
             reclaim.next_reclaim_s(core),
             core.moves.look_at_s,
             core.shrinking.look_at_s,
+            core.heat.look_at_s,
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
             leaving.next_leave_s(core),

@@ -56,6 +56,8 @@ class Tunables(msgspec.Struct, frozen=True):
     nvme_admission: str = "budget"
     nvme_admission_parameters: Mapping[str, object] = {}
     placement: str = "most_free"
+    replication: str = "enforce"
+    replication_parameters: Mapping[str, object] = {}
     hints: str = GIVEN
 
     def put_timeout_s(self, put_bytes: int) -> float:

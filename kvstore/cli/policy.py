@@ -1,4 +1,4 @@
-"""`kvharbor policy`: what a running pool evicts, writes to drives, and where."""
+"""`kvharbor policy`: what a running pool evicts, writes to drives, where, and how often."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 app = typer.Typer(
-    help="See and change how the pool evicts, admits to drives, and places.", no_args_is_help=True
+    help="See and change how the pool evicts, admits to drives, places, and replicates.",
+    no_args_is_help=True,
 )
 
-Kind = Annotated[str, typer.Argument(help="eviction, admission (to drives) or placement.")]
+Kind = Annotated[
+    str, typer.Argument(help="eviction, admission (to drives), placement or replication.")
+]
 
 
 @app.command()

@@ -44,6 +44,7 @@ def test_what_is_set_reaches_the_core() -> None:
         watermark_demote=0.4, move_bytes_per_s="1GB", promote_hits=3,
         metadata_bytes_per_s="3MB",
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
+        replication="observe", replication_parameters={"extra_max": 3},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
@@ -55,6 +56,7 @@ def test_what_is_set_reaches_the_core() -> None:
         watermark_demote=0.4, move_bytes_per_s=1_000_000_000, promote_hits=3,
         metadata_bytes_per_s=3_000_000,
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
+        replication="observe", replication_parameters={"extra_max": 3},
     )  # fmt: skip
 
 
@@ -70,6 +72,8 @@ def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
         read(eviction_parameters={"half_life_s": 0})
     with pytest.raises(ConfigError, match=r"drive_writes_per_day: got 0.0, want a number >= 0.001"):
         read(nvme_admission_parameters={"drive_writes_per_day": 0})
+    with pytest.raises(ConfigError, match="extra_max: got 0.0, want a whole number >= 1"):
+        read(replication_parameters={"extra_max": 0})
 
 
 @pytest.mark.parametrize("written", [float("inf"), "inf"])
@@ -121,6 +125,7 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("eviction_parameters", 5, "a table of numbers, or name=number,name=number"),
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
         ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
+        ("replication", "on", "one of enforce, observe, off"),
         ("hints", "guessed", "one of given, learned"),
         ("metadata", "postgres", "one of sqlite, etcd"),
         ("advertise", "x", "host:port"),

@@ -36,6 +36,7 @@ KINDS = {
     "eviction": set(registry.EVICTION),
     "admission": set(registry.ADMISSION),
     "placement": set(registry.PLACEMENT),
+    "replication": set(registry.REPLICATION),
 }
 
 
@@ -50,6 +51,7 @@ def test_all_kinds_are_told_as_they_are_configured() -> None:
         "eviction": ("lrfu", False),
         "admission": ("second-touch", False),
         "placement": ("most_free", False),
+        "replication": ("enforce", False),
     }
     assert told["eviction"].parameters["half_life_s"] == 600.0
     assert told["admission"].parameters == {"touches": 3}
@@ -140,8 +142,14 @@ def test_what_a_later_version_has_kept_leaves_the_configuration(value: bytes) ->
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (SetPolicy("lru", "", {}), "kind: got 'lru', want one of eviction, admission, placement"),
-        (ResetPolicy("all"), "kind: got 'all', want one of eviction, admission, placement"),
+        (
+            SetPolicy("lru", "", {}),
+            "kind: got 'lru', want one of eviction, admission, placement, replication",
+        ),
+        (
+            ResetPolicy("all"),
+            "kind: got 'all', want one of eviction, admission, placement, replication",
+        ),
         (
             SetPolicy("eviction", "random", {}),
             "eviction: got 'random', want one of lrfu, lru, rent, s3-fifo, ttl-lfu",
@@ -169,6 +177,11 @@ def test_what_a_later_version_has_kept_leaves_the_configuration(value: bytes) ->
             "touches: got '0', want a whole number",
         ),
         (SetPolicy("placement", "most_free", {"n": "1"}), "parameter: got 'n', want none"),
+        (SetPolicy("replication", "on", {}), "replication: got 'on', want one of enforce, obs"),
+        (
+            SetPolicy("replication", "observe", {"port_share": "2"}),
+            "port_share: got '2', want a number <= 1",
+        ),
     ],
 )
 def test_what_does_not_exist_changes_nothing(message: SetPolicy | ResetPolicy, text: str) -> None:

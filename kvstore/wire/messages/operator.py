@@ -14,13 +14,14 @@ class GetPolicies(Message, frozen=True, tag=74):
 class SetPolicy(Message, frozen=True, tag=75):
     """Operator to master: decide so from now on -> PoliciesInForce. Safe to repeat.
 
-    Parameters that are not named keep their values where the policy stays, else their defaults.
+    Parameters that are not named keep their values where the policy stays, or the new one has the
+    same ones; else they have their defaults.
     Values are written as in a configuration. Outranks the configuration of every master until
     ResetPolicy.
     """
 
     kind: str
-    """What it decides: eviction, admission (to drives) or placement."""
+    """What it decides: eviction, admission (to drives), placement or replication."""
     name: str
     parameters: dict[str, str]
 
