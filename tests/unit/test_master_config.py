@@ -72,7 +72,7 @@ def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
         read(eviction_parameters={"half_life_s": 0})
     with pytest.raises(ConfigError, match=r"drive_writes_per_day: got 0.0, want a number >= 0.001"):
         read(nvme_admission_parameters={"drive_writes_per_day": 0})
-    with pytest.raises(ConfigError, match="extra_max: got 0.0, want a whole number >= 1"):
+    with pytest.raises(ConfigError, match=r"extra_max: got 0\.0, want a whole number >= 1"):
         read(replication_parameters={"extra_max": 0})
 
 
