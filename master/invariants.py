@@ -80,11 +80,12 @@ def _check_moves(core: Core) -> None:
     """What a worker was asked to move is counted (I7), and is what was sealed there (I3)."""
     moves = core.moves.in_flight.values()
     for worker in core.workers.values():
-        asked = [move.size_bytes for move in moves if move.lane is worker.lane]
-        if (worker.lane.moves, worker.lane.size_bytes) != (len(asked), sum(asked)):
-            raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times {sum(asked)} bytes")
-        if len(asked) > IN_FLIGHT_MAX:
-            raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times")
+        for lane in (worker.lane, worker.copies):
+            asked = [move.size_bytes for move in moves if lane in move.lanes]
+            if (lane.moves, lane.size_bytes) != (len(asked), sum(asked)):
+                raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times {sum(asked)}")
+            if len(asked) > IN_FLIGHT_MAX:
+                raise InvariantBroken(f"I7: {worker.id} moves {len(asked)} times")
     planned = {id(put) for put in core.moves.owner.puts.values()}
     if not planned <= {id(move.plan.put) for move in moves}:
         raise InvariantBroken("I18: a move is planned and nobody was asked")
@@ -100,6 +101,10 @@ def _check_source(core: Core, move: Move) -> None:
         run = tree.get(key)
         if plan.states[page] or run is None:
             continue
+        if move.kind is MoveKind.COPY and move.leased_until_s > min(
+            run.leased_until_s, move.source.leased_until_s
+        ):
+            raise InvariantBroken(f"I35: {plan} copies what may go meanwhile")
         at = run.page_of(key)
         for copy in run.copies_of(plan.part):
             is_it = copy.segment is move.source and copy.generation(at) == generation

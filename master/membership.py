@@ -30,8 +30,8 @@ from kvstore.wire.messages.membership import (
 )
 from master import chunk_writes
 from master.events import CloseSession, RaiseEpoch, SessionId
+from master.lanes import Lane
 from master.losses import detach, fail_plans, lose_segment
-from master.moves import Lane
 from master.placing import segments_changed
 from master.segments import REASON_CHARS_MAX, Medium, Segment, SegmentState
 from master.shrinking import joined
@@ -66,6 +66,8 @@ class Worker(msgspec.Struct, eq=False):
     rack: str = ""
     zone: str = ""
     lane: Lane = msgspec.field(default_factory=Lane)
+    copies: Lane = msgspec.field(default_factory=Lane)
+    """Those that it reads and those that are read from it."""
 
     @property
     def state(self) -> SegmentState:

@@ -1,9 +1,9 @@
-"""Moves: pages copied from one segment of a worker to another, as puts whose writer is this master.
+"""Moves and copies: pages copied from one segment to another, as puts whose writer is this master.
 
-Owns what is under way and what a worker may be asked at once: moves and bytes in flight, and a
-budget in bytes a second. A move is a put of which no peer knows, its Ingest a command, its pages
+Owns what is under way. A move is between segments of one worker; a copy goes to another, which
+reads it as any reader does. Either is a put of which no peer knows, its Ingest a command, its pages
 are sealed by the worker's reports like those of any put. Must not know why pages are moved.
-See the step table "move" in ARCHITECTURE.md.
+See the step tables "move" and "copy" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvstore import limits
 from kvstore.ids import KEY_BYTES
+from kvstore.lease import granter_release_s
 from kvstore.replica import Tier
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested
-from master.budget import Budget
+from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
 from master.events import Command, CommandId
+from master.lanes import REST_S, Lane
 from master.packed import WORD, words
 from master.plans import Owner, Plan, PlanPage, Put, Wanted, reserve
 from master.puts import fail_plan, keep
 from master.segments import Segment
+from master.stored_sizes import StoredSizes
 from master.suspects import Suspect, check
 
 if TYPE_CHECKING:
@@ -36,15 +39,7 @@ if TYPE_CHECKING:
 PAGES_MAX: Final = 64
 BYTES_MAX: Final = 16 << 20
 """Of one move; a single page may be larger."""
-IN_FLIGHT_MAX: Final = 4
-BYTES_IN_FLIGHT_MAX: Final = 64 << 20
-"""Of one worker."""
-REST_S: Final = 1.0
-"""A worker that stored nothing of a move is asked for no other so long."""
 REQUEST_BYTES: Final = 16
-SIZES_MAX: Final = 4096
-SIZES_WINDOW: Final = 64
-"""Answers after which what was seen before them is forgotten."""
 _NAMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}
 
 
@@ -57,32 +52,21 @@ class MoveKind(StrEnum):
     """To another worker."""
 
 
-class Lane(msgspec.Struct, eq=False):
-    """What one worker may be asked to move."""
-
-    moves: int = 0
-    size_bytes: int = 0
-    """In flight."""
-    budget: Budget = msgspec.field(default_factory=Budget)
-    rests_until_s: float = 0.0
-
-    def free_at_s(self, now_s: float, bytes_per_s: float) -> float:
-        """When another move may begin: `now_s`, later, or (infinity) once one has ended."""
-        if self.moves >= IN_FLIGHT_MAX or self.size_bytes >= BYTES_IN_FLIGHT_MAX:
-            return inf
-        return max(self.budget.free_at_s(now_s, bytes_per_s), self.rests_until_s)
-
-
 class Move(msgspec.Struct, eq=False):
     """One Ingest that a worker has not answered yet."""
 
     kind: MoveKind
     plan: Plan
     source: Segment
+    incarnation: int
+    """Of the source."""
     offsets: bytes
     generations: bytes
     """Where the pages lie, as sealed in `source`; packed, one entry a page."""
-    lane: Lane
+    lanes: tuple[Lane, ...]
+    """That of the worker; of a copy, those at both ends."""
+    leased_until_s: float = 0.0
+    """Of a copy: until when what it reads stays where it is (I35)."""
 
     @property
     def size_bytes(self) -> int:
@@ -101,40 +85,6 @@ class Wish(msgspec.Struct, eq=False):
     """How often some of them found no room."""
     room_bytes: int | None = None
     """What may still be evicted for it: at first as much as it wants, and unknown until then."""
-
-
-class _Seen(msgspec.Struct, eq=False):
-    """The longest encoded pages: of this window and of the one before."""
-
-    longest: int = 0
-    before: int = 0
-    answers: int = 0
-
-
-class StoredSizes:
-    """How long the parts of a namespace are once they are encoded."""
-
-    def __init__(self) -> None:
-        """Nothing was seen."""
-        self._seen: dict[tuple[int, int], _Seen] = {}
-
-    def size_class(self, namespace: int, part: int, part_bytes: int) -> int:
-        """The class that lately would have held all of them; the part's own while none is known."""
-        seen = self._seen.get((namespace, part))
-        longest = part_bytes if seen is None else max(seen.longest, seen.before)
-        return size_class_of(min(longest, part_bytes))
-
-    def note(self, namespace: int, part: int, stored_bytes: int) -> None:
-        """The longest page of a request took so much."""
-        seen = self._seen.get((namespace, part))
-        if seen is None:
-            if len(self._seen) >= SIZES_MAX:  # I7: those seen longest are moved as they are
-                del self._seen[next(iter(self._seen))]
-            seen = self._seen[namespace, part] = _Seen()
-        seen.longest = max(seen.longest, stored_bytes)
-        seen.answers += 1
-        if seen.answers % SIZES_WINDOW == 0:
-            seen.before, seen.longest = seen.longest, 0
 
 
 class Moves:
@@ -193,13 +143,55 @@ def pages_at_once(part_bytes: int) -> int:
     return max(1, min(PAGES_MAX, BYTES_MAX // part_bytes))
 
 
-def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target: Segment) -> int:
-    """Have these pages of a copy copied to `target`, as many as find room, of which one does; how
-    many.
+def copy_free_at_s(core: Core, source: Segment, target: Segment) -> float:
+    """When another copy between the workers of these two may begin: now, later, or (infinity) once
+    one has ended.
     """
+    rate = core.tunables.copy_bytes_per_s
+    return max(lane.free_at_s(core.now, rate) for lane in _copy_lanes(core, source, target))
+
+
+def _copy_lanes(core: Core, source: Segment, target: Segment) -> tuple[Lane, ...]:
+    return tuple(core.workers[each].copies for each in {source.worker: 0, target.worker: 0})
+
+
+def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target: Segment) -> int:
+    """Have these pages of a copy copied to `target`, as many as find room; how many.
+
+    Room for one was seen there, or, if it is of another worker, the answer may be 0. Then only
+    pages are copied that the target neither has nor is given, as many as go at once.
+    """
+    if kind is MoveKind.COPY:
+        pages = _lacking(run, copy, pages, target)
+        if not pages or not copy.segment.readable or not target.takes_plans:
+            return 0
+    plan = _plan(core, run, copy, pages, target)
+    if not len(plan):
+        return 0
+    at = slice(pages.start * WORD, (pages.start + len(plan)) * WORD)
+    plan.checksums = copy.checksums[at]
+    core.plans[plan.generation] = plan
+    run.plans = (*run.plans, plan)
+    source, is_copy = copy.segment, kind is MoveKind.COPY
+    lanes = _copy_lanes(core, source, target) if is_copy else (lane_of(core, target),)
+    columns = copy.offsets[at], copy.generations[at]
+    move = Move(kind, plan, source, source.incarnation, *columns, lanes)
+    plan.put.timeout_s = core.tunables.put_timeout_s(move.size_bytes)
+    if is_copy:
+        plan.put.timeout_s = min(plan.put.timeout_s, limits.LEASE_TTL_MAX_S)
+        move.leased_until_s = _lease(core, run, source, plan.put.timeout_s)
+    keep(core, plan.put)
+    _send(core, move)
+    if kind is MoveKind.DEMOTE:
+        source.demoted_bytes += len(plan) * plan.part_bytes
+    core.press(target)
+    return len(plan)
+
+
+def _plan(core: Core, run: Run, copy: Copy, pages: range, target: Segment) -> Plan:
+    """A put of its own for as many of the pages as the target has room for."""
     known = core.namespaces.by_ordinal(run.namespace)
     assert known is not None, run.namespace
-    first = pages.start
     generation = core.new_generation()
     request = generation.to_bytes(REQUEST_BYTES, "little")
     put = Put(core.moves.owner, request, 0.0, core.now, {})
@@ -207,22 +199,29 @@ def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target
         run.namespace, copy.part, copy.part_bytes, class_for(core, run, copy, target.tier),
         known.namespace.layout.page_tokens,
     )  # fmt: skip
-    keys = run.keys[first * KEY_BYTES : pages.stop * KEY_BYTES]
-    parent = run.key(first - 1) if first else run.parent
-    plan = reserve(put, generation, wanted, target, parent, keys)
-    at = slice(first * WORD, (first + len(plan)) * WORD)
-    plan.checksums = copy.checksums[at]
-    core.plans[plan.generation] = plan
-    run.plans = (*run.plans, plan)
-    columns = copy.offsets[at], copy.generations[at]
-    move = Move(kind, plan, copy.segment, *columns, lane_of(core, target))
-    put.timeout_s = core.tunables.put_timeout_s(move.size_bytes)
-    keep(core, put)
-    _send(core, move)
-    if kind is MoveKind.DEMOTE:
-        copy.segment.demoted_bytes += len(plan) * plan.part_bytes
-    core.press(target)
-    return len(plan)
+    keys = run.keys[pages.start * KEY_BYTES : pages.stop * KEY_BYTES]
+    parent = run.key(pages.start - 1) if pages.start else run.parent
+    return reserve(put, generation, wanted, target, parent, keys)
+
+
+def _lacking(run: Run, copy: Copy, pages: range, target: Segment) -> range:
+    """The first of these pages, in a row, that the copy has and the target lacks (I14)."""
+    there = run.held_by(c for c in run.copies_of(copy.part) if c.segment is target)
+    given = [p for p in run.plans if p.part == copy.part and p.segment is target]
+    for page in pages:
+        is_given = any(plan.is_open(run.key(page)) for plan in given)
+        if there[page] or is_given or not copy.generation(page):
+            pages = range(pages.start, page)
+            break
+    return pages[: pages_at_once(copy.part_bytes)]
+
+
+def _lease(core: Core, run: Run, source: Segment, lasts_s: float) -> float:
+    """Keep what a copy reads where it is, for so long (I35); it is no use of the pages."""
+    until_s = granter_release_s(core.now, lasts_s)
+    run.leased_until_s = max(run.leased_until_s, until_s)
+    source.leased_until_s = max(source.leased_until_s, until_s)
+    return until_s
 
 
 def class_for(core: Core, run: Run, copy: Copy, tier: Tier) -> int:
@@ -233,22 +232,27 @@ def class_for(core: Core, run: Run, copy: Copy, tier: Tier) -> int:
 
 
 def _send(core: Core, move: Move) -> None:
-    plan, source, lane = move.plan, move.source, move.lane
+    plan = move.plan
     target = plan.segment
     assert target.session is not None, target.id
     message = Ingest(
         core.epoch, target.id, target.incarnation, plan.generation, plan.namespace, plan.part,
         plan.part_bytes, plan.size_class, plan.token_count, plan.parent, plan.keys, plan.offsets,
-        plan.checksums,
-        ExtentSource(source.id, source.incarnation, move.offsets, move.generations),
+        plan.checksums, _source(move),
     )  # fmt: skip
     command = core.orders.new_command()
     core.moves.in_flight[command] = move
-    lane.moves += 1
-    lane.size_bytes += move.size_bytes
-    lane.budget.spend(move.size_bytes)
+    for lane in move.lanes:
+        lane.take(move.size_bytes)
     core.counters[f"moves_{move.kind}"] += 1
     core.actions.append(Command(command, target.session, message))
+
+
+def _source(move: Move) -> ExtentSource | PeerSource:
+    source = move.source
+    if source.worker != move.plan.segment.worker:
+        return PeerSource(source.ref, move.offsets, move.generations)
+    return ExtentSource(source.id, move.incarnation, move.offsets, move.generations)
 
 
 def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
@@ -256,9 +260,9 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     move = core.moves.in_flight.pop(command, None)
     if move is None:
         return False
-    plan, lane = move.plan, move.lane
-    lane.moves -= 1
-    lane.size_bytes -= move.size_bytes
+    plan = move.plan
+    for lane in move.lanes:
+        lane.give_back(move.size_bytes)
     core.moves.look(core.now)
     outcomes = b""
     if isinstance(reply, Ingested) and len(reply.outcomes) == len(plan):
@@ -270,9 +274,9 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     sealed = plan.states.count(PlanPage.SEALED)
     if plan.open:
         fail_plan(core, plan)
-    tier = plan.segment.tier
-    core.counters[f"moved_pages_{tier}"] += sealed
-    core.counters[f"moved_bytes_{tier}"] += sealed * plan.part_bytes
+    tier, word = plan.segment.tier, "copied" if move.kind is MoveKind.COPY else "moved"
+    core.counters[f"{word}_pages_{tier}"] += sealed
+    core.counters[f"{word}_bytes_{tier}"] += sealed * plan.part_bytes
     core.counters[f"stored_bytes_{tier}"] += sealed * plan.size_class
     if sealed < len(plan):
         if move.kind is MoveKind.DEMOTE:
@@ -281,19 +285,24 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
         core.counters["moves_cut_short"] += 1
         _ask_why(core, move, outcomes)
     if not sealed and Outcome.TOO_BIG not in outcomes:
-        lane.rests_until_s = core.now + REST_S
+        for lane in move.lanes:
+            lane.rests_until_s = core.now + REST_S
     return True
 
 
 def _ask_why(core: Core, move: Move, outcomes: bytes) -> None:
-    """Count what went wrong; a copy whose bytes are not what was sealed is checked, as a reader's
-    suspect is.
+    """Count what went wrong; what was read and is not what was sealed, or was not found by another
+    worker, is checked, as a reader's suspect is.
     """
+    is_copy = move.kind is MoveKind.COPY
+    doubts = (Outcome.CHECKSUM, Outcome.SOURCE_LOST) if is_copy else (Outcome.CHECKSUM,)
+    is_its_life = move.source.incarnation == move.incarnation
     offsets, generations = words(move.offsets), words(move.generations)
     for page, outcome in enumerate(outcomes):
         if outcome != Outcome.OK:
-            core.counters[f"moves_{_NAMES.get(outcome, 'unknown')}"] += 1
-        if outcome == Outcome.CHECKSUM:
+            name = _NAMES.get(outcome, "unknown")
+            core.counters[f"{'copies' if is_copy else 'moves'}_{name}"] += 1
+        if outcome in doubts and is_its_life:
             suspect = Suspect(move.source, offsets[page], generations[page])
             span = move.source.allocator.locate(suspect.offset)
             if span is not None and span.holds(suspect.generation):

@@ -21,7 +21,7 @@ from master import membership as master_membership
 from master import placing
 from master import stopping as master_stopping
 from master.directory import Tree
-from master.moves import Lane
+from master.lanes import Lane
 from master.orders import Order, OrderBook, OrderKind
 from master.pins import Pins
 from master.run import Run

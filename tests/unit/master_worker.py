@@ -36,6 +36,7 @@ from kvstore.wire.messages.puts import (
     ExtentSource,
     Ingest,
     Ingested,
+    PeerSource,
     PlanSpan,
     Sealed,
     SealedNoted,
@@ -170,8 +171,9 @@ class FakeSegment:
         del self.records[offset]
         return Outcome.OK
 
-    def has(self, source: ExtentSource, ingest: Ingest) -> list[bool]:
+    def has(self, source: ExtentSource | PeerSource, ingest: Ingest) -> list[bool]:
         """Which pages of a move lie here as its source says."""
+        named = source if isinstance(source, ExtentSource) else source.segment
         columns = array("Q", source.offsets), array("Q", source.generations)
         checksums = array("Q", ingest.checksums)
         found = []
@@ -180,7 +182,7 @@ class FakeSegment:
             key = ingest.keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
             wanted = key, generation, checksums[i], RecordState.SEALED
             held = record and (record.key, record.generation, record.checksum, record.state)
-            found.append(source.incarnation == self.incarnation and held == wanted)
+            found.append(named.incarnation == self.incarnation and held == wanted)
         return found
 
 
@@ -283,8 +285,13 @@ class FakeWorker(FakeSegment):
     def move(self, ingest: Ingest, target: FakeSegment) -> Ingested | None:
         """Copy pages from one segment to another, page by page, and report each."""
         source = ingest.source
-        assert isinstance(source, ExtentSource), source
-        origin = next(each for each in self.segments if each.segment == source.segment)
+        if isinstance(source, PeerSource):
+            assert source.segment.worker != self.name, source
+            origin, lost = self.rig.segment(source.segment.segment), Outcome.SOURCE_LOST
+        else:
+            assert isinstance(source, ExtentSource), source
+            origin, lost = self.rig.segment(source.segment), Outcome.STALE
+            assert origin in self.segments, source
         encoded = 0
         outcomes = bytearray()
         for i, there in enumerate(origin.has(source, ingest)):
@@ -292,7 +299,7 @@ class FakeWorker(FakeSegment):
             size = self.stored_bytes.get(key, 0) if target.tier == "nvme" else 0
             encoded = max(encoded, size)
             if not there:
-                outcomes.append(Outcome.STALE)
+                outcomes.append(lost)
             elif (size or ingest.part_bytes) > ingest.size_class:
                 outcomes.append(Outcome.TOO_BIG)
             else:

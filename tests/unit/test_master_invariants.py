@@ -285,15 +285,30 @@ def moving() -> tuple[Rig, Move]:
 )
 def test_a_lane_that_counts_wrongly_is_found(field: str, value: int, number: str) -> None:
     rig, move = moving()
-    setattr(move.lane, field, value)
+    setattr(move.lanes[0], field, value)
     with pytest.raises(InvariantBroken, match=number):
+        rig.master.check_invariants()
+
+
+@pytest.mark.parametrize("what", ["run", "segment"])
+def test_a_copy_that_reads_what_is_not_leased_is_found(what: str) -> None:
+    rig, _ = moving()
+    rig.add_worker("w2")
+    core = rig.master.core
+    run = the_run(core)
+    moves.start(core, moves.MoveKind.COPY, run, run.copies[0], range(1), core.segments["w2-dram"])
+    rig.tick()
+    leased = run if what == "run" else run.copies[0].segment
+    leased.leased_until_s = rig.now
+    with pytest.raises(InvariantBroken, match="I35"):
         rig.master.check_invariants()
 
 
 def test_a_move_that_nobody_was_asked_for_is_found() -> None:
     rig, move = moving()
     rig.master.core.moves.in_flight.clear()
-    move.lane.moves = move.lane.size_bytes = 0
+    (lane,) = move.lanes
+    lane.moves = lane.size_bytes = 0
     with pytest.raises(InvariantBroken, match="I18"):
         rig.master.check_invariants()
 

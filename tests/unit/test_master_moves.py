@@ -10,9 +10,9 @@ from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import ReportSegment
 from kvstore.wire.messages.puts import AbortPut, ExtentSource, Ingest, Ingested, Sealed
-from master import moves
+from master import lanes, moves
 from master.events import Command, CommandAnswered
-from master.moves import MoveKind, StoredSizes
+from master.moves import MoveKind
 from master.tunables import Tunables
 from tests.unit.master_pages import KEY, KEYS, bytes_in, key
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
@@ -345,36 +345,13 @@ def test_encoded_pages_are_planned_in_the_class_that_lately_held_them(rig: Rig) 
     assert not rig.segment("w1-nvme").records, "every order names the class"
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
-    sizes = StoredSizes()
-    assert sizes.size_class(1, 0, 10 * PAGE) == 10 * PAGE
-    sizes.note(1, 0, 9 * PAGE)
-    for _ in range(moves.SIZES_WINDOW):
-        assert sizes.size_class(1, 0, 10 * PAGE) == 9 * PAGE
-        sizes.note(1, 0, PAGE + 1)
-    for _ in range(moves.SIZES_WINDOW):
-        sizes.note(1, 0, PAGE + 1)
-    assert sizes.size_class(1, 0, 10 * PAGE) == 2 * PAGE
-    assert sizes.size_class(1, 1, 10 * PAGE) == 10 * PAGE
-    sizes.note(2, 0, 11 * PAGE)
-    assert sizes.size_class(2, 0, 10 * PAGE) == 10 * PAGE, "it is stored as it is then"
-
-
-def test_the_table_of_sizes_has_a_bound() -> None:
-    sizes = StoredSizes()
-    for namespace in range(moves.SIZES_MAX + 1):
-        sizes.note(namespace, 0, PAGE)
-    assert sizes.size_class(0, 0, 2 * PAGE) == 2 * PAGE
-    assert sizes.size_class(moves.SIZES_MAX, 0, 2 * PAGE) == PAGE
-
-
 def test_a_worker_moves_so_much_at_once_and_no_more(rig: Rig, space: OpenedNamespace) -> None:
     lane = rig.master.core.workers["w1"].lane
-    started = [start(rig, range(page, page + 1)) for page in range(moves.IN_FLIGHT_MAX)]
+    started = [start(rig, range(page, page + 1)) for page in range(lanes.IN_FLIGHT_MAX)]
     assert lane.free_at_s(rig.now, 1e9) == float("inf")
     answer(rig, started[0], None)
-    assert lane.free_at_s(rig.now + moves.REST_S, 1e9) == rig.now + moves.REST_S
-    lane.size_bytes = moves.BYTES_IN_FLIGHT_MAX
+    assert lane.free_at_s(rig.now + lanes.REST_S, 1e9) == rig.now + lanes.REST_S
+    lane.size_bytes = lanes.BYTES_IN_FLIGHT_MAX
     assert lane.free_at_s(rig.now + 9.0, 1e9) == float("inf")
     lane.size_bytes = 3 * PAGE
 
