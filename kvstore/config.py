@@ -40,6 +40,9 @@ Table = Mapping[str, object]
 SizeBytes = NewType("SizeBytes", int)
 """Written as bytes, or with a unit: 512MiB."""
 
+SizeBytesOrZero = NewType("SizeBytesOrZero", int)
+"""As `SizeBytes`, or 0: nothing."""
+
 Seconds = NewType("Seconds", float)
 """Written as a number of seconds; positive."""
 
@@ -109,6 +112,16 @@ def parse_size(value: object) -> SizeBytes:
     if not 0 < number * unit < 1 << 62 or (number * unit) % 1:
         raise ValueError("a whole number of bytes, at least 1")
     return SizeBytes(int(number * unit))
+
+
+def parse_size_or_zero(value: object) -> SizeBytesOrZero:
+    """As `parse_size`, or 0."""
+    if value in (0, "0") and value is not False:
+        return SizeBytesOrZero(0)
+    try:
+        return SizeBytesOrZero(parse_size(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from error
 
 
 def parse_endpoint(value: object) -> TcpAddress:
@@ -247,6 +260,7 @@ def parse_numbers(value: object) -> Numbers:
 
 PARSERS: Final[Mapping[object, Callable[[object], object]]] = {
     SizeBytes: parse_size,
+    SizeBytesOrZero: parse_size_or_zero,
     Seconds: parse_seconds,
     SecondsOrInf: parse_seconds_or_inf,
     Numbers: parse_numbers,

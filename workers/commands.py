@@ -138,6 +138,8 @@ class Commands:
             done += stretch.count
             if work.kind in _BECOMES:
                 chunk.restate(stretch, written, _BECOMES[work.kind])
+            else:
+                chunk.note_verified(stretch, written)
         if work.kind is WorkKind.FREE:
             self._holdings.note_locks(work.extents, (each == Outcome.BUSY for each in outcomes))
         command = self.open.get(work.owner)

@@ -13,7 +13,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.codec import Codec
-from kvstore.config import DeviceSpace, DiskSpace, SizeBytes, default_data_dir
+from kvstore.config import DeviceSpace, DiskSpace, SizeBytes, SizeBytesOrZero, default_data_dir
 from kvstore.errors import BadValue
 from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
 from kvstore.rpc.identity import this_host
@@ -82,6 +82,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """How many moves between memory and disks go on at once."""
     copy_threads: int = 2
     """How many copies from other workers go on at once."""
+    scrub_bytes_per_s: SizeBytesOrZero = SizeBytesOrZero(limits.SCRUB_BYTES_PER_S)
+    """How much of each segment is verified unasked; 0 for nothing."""
     transports: tuple[str, ...] = ("shm", "tcp")
     """Which ways to this worker are offered: shm, tcp, mooncake (the transfer engine)."""
     mooncake_protocol: str = "tcp"

@@ -99,6 +99,13 @@ class WorkEnded(msgspec.Struct, frozen=True):
     outcomes: bytes
 
 
+class Scrubbed(msgspec.Struct, frozen=True):
+    """`ScrubExtents` is done: one Outcome byte an extent."""
+
+    look: int
+    outcomes: bytes
+
+
 class SessionClosed(msgspec.Struct, frozen=True):
     """A client's connection is gone; what it asked for has nobody to answer to."""
 
@@ -126,6 +133,7 @@ Event = (
     | IngestRequested
     | PullEnded
     | WorkEnded
+    | Scrubbed
     | SessionClosed
     | MediumChanged
     | Tick
@@ -239,6 +247,14 @@ class VerifyPayloads(msgspec.Struct, frozen=True):
     extents: ExtentGroup
 
 
+class ScrubExtents(msgspec.Struct, frozen=True):
+    """Hash these extents as VerifyPayloads says, although anything may happen to them meanwhile;
+    then feed `Scrubbed`."""
+
+    look: int
+    extents: ExtentGroup
+
+
 class ReleaseMemory(msgspec.Struct, frozen=True):
     """Give the memory of these chunks of a device back, then answer the command Done."""
 
@@ -261,4 +277,5 @@ Action = (
     | WriteRemoved
     | ReleaseMemory
     | VerifyPayloads
+    | ScrubExtents
 )

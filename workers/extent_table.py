@@ -48,10 +48,20 @@ class ChunkTable:
     `states` holds RecordState. `generations` is the generation of the record, or for a FREE one
     the highest that was ever refused here: it never falls. `outcomes` tells how the last pull of
     that generation ended. `checksums` is the writer's, meaningful while SEALED. `works` is the
-    number of the pull or other piece of work that has the extent, which is busy then.
+    number of the pull or other piece of work that has the extent, which is busy then. `verified`
+    tells whether its payload was hashed since the scrubber came by last; meaningful while SEALED.
     """
 
-    __slots__ = ("checksums", "generations", "outcomes", "size_class", "start", "states", "works")
+    __slots__ = (
+        "checksums",
+        "generations",
+        "outcomes",
+        "size_class",
+        "start",
+        "states",
+        "verified",
+        "works",
+    )
 
     def __init__(self, start: int, size_class: int, slots: int, floor: int) -> None:
         """An empty chunk in which generations up to `floor` are refused."""
@@ -62,6 +72,7 @@ class ChunkTable:
         self.generations = array("Q", [floor]) * slots
         self.checksums = array("Q", [0]) * slots
         self.works = array("Q", [NOBODY]) * slots
+        self.verified = bytearray(slots)
 
     @property
     def is_idle(self) -> bool:
@@ -100,6 +111,7 @@ class ChunkTable:
             states = (free if outcome else sealed for outcome in outcomes)
             self.states[first:stop] = bytes(states)
         self.outcomes[first:stop] = outcomes
+        self.verified[first:stop] = b"\1" * stretch.count
         self.vacate(stretch)
 
     def restate(self, stretch: Stretch, outcomes: bytes, state: RecordState) -> None:
@@ -111,6 +123,24 @@ class ChunkTable:
         for slot, outcome in enumerate(outcomes, stretch.slot):
             if outcome in _WRITTEN:
                 self.states[slot] = state
+
+    def note_verified(self, stretch: Stretch, outcomes: bytes) -> None:
+        """Sealed extents were hashed, and are what they should be where the outcome is OK."""
+        for slot, outcome in enumerate(outcomes, stretch.slot):
+            if outcome == Outcome.OK:
+                self.verified[slot] = True
+
+    def unverified(self, first: int, stop: int) -> list[int]:
+        """Slots of [first, stop) that are sealed, idle, and not verified since they were asked
+        for here last.
+        """
+        rows = zip(
+            self.states[first:stop], self.verified[first:stop], self.works[first:stop], strict=True
+        )
+        idle = (RecordState.SEALED, False, NOBODY)
+        found = [slot for slot, row in enumerate(rows, first) if row == idle]
+        self.verified[first:stop] = bytes(stop - first)
+        return found
 
     def occupy(self, stretch: Stretch, work: int) -> None:
         """Give extents to a work; they must be idle."""
@@ -311,6 +341,7 @@ class SegmentTable:
                 raise InvariantBroken(f"I5 {self.segment}: chunk {start} lacks frames {frames}")
             columns = (
                 chunk.states, chunk.works, chunk.outcomes, chunk.generations, chunk.checksums,
+                chunk.verified,
             )  # fmt: skip
             if len({len(column) for column in columns}) != 1:
                 raise InvariantBroken(f"{self.segment}: columns of chunk {start} differ in length")

@@ -125,6 +125,10 @@ class Membership:
         known = self._holdings.find(message.segment, message.incarnation)
         return None if known is not None else Outcome.STALE  # I11
 
+    def has_failed(self, segment: str) -> bool:
+        """Whether the segment's medium gives nothing back."""
+        return self.media.get(segment, ("", ""))[0] == FAILED
+
     def is_paused(self, segment: str) -> bool:
         """Whether the segment's inventory is being offered, so that nothing may change there."""
         return segment in self.unanswered
@@ -230,7 +234,7 @@ class Membership:
             self.link = Link.SERVING
             return self._take_leave(now)
         # Nobody can tell what lies on a medium that has failed: it has no inventory.
-        failed = [name for name, (state, _) in self.media.items() if state == FAILED]
+        failed = [name for name in self.media if self.has_failed(name)]
         self.offering = {name: [] for name in self._holdings.segments if name not in failed}
         self.unanswered = set(self.offering)
         self.link = Link.OFFERING if self.offering else Link.SERVING

@@ -30,10 +30,11 @@ from workers.metrics import Counts
 from workers.mover import Mover
 from workers.peer_source import PeerPages, PeerReads
 from workers.running_pulls import RunningPulls
+from workers.scrubber import Scrubber
 from workers.tiers.guarded_file import OutOfService
 from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
-from workers.verification import verify, verify_on_device, verify_on_disk
+from workers.verification import verify_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -85,6 +86,7 @@ class Service:
         self.counts = Counts()
         reads = PeerReads(peers, clock, self.counts.note_copied_in)
         self.mover = Mover(self, threads, reads)
+        self.scrubber = Scrubber(self.segments, self.dispatch)
         self.control: ControlLink | None = None
         self.on_left: Callable[[], None] = _stay
         """Ends the process; for any thread. Nobody takes leave before it is set."""
@@ -212,6 +214,7 @@ class Service:
     def close(self) -> None:
         """End moves and copies, wait for checks that run; every other thread must have ended."""
         self.mover.close()
+        self.scrubber.close()
         for thread in (*self._checks.values(), *self._disk_records.values()):
             thread.shutdown()
 
@@ -241,6 +244,8 @@ class Service:
                 self._checks[action.segment].submit(self._release, action)
             case events.VerifyPayloads():
                 self._checks[action.extents.segment].submit(self._verify, action)
+            case events.ScrubExtents():
+                self.scrubber.begin(action)
             case _:
                 assert_never(action)
         return None
@@ -330,18 +335,7 @@ class Service:
 
     def _verify(self, action: events.VerifyPayloads) -> None:
         """Hash sealed extents, in the segment's thread, since it may take long (I27)."""
-        segment, size_class = self.segments[action.extents.segment], action.extents.size_class
-        try:
-            outcomes = bytes(
-                _verified(segment, offset, size_class)
-                for stretch in action.extents.stretches
-                for offset in range(
-                    stretch.offset, stretch.offset + stretch.count * size_class, size_class
-                )
-            )
-        except Exception:
-            LOG.exception("check of %s failed", action.extents.segment)
-            outcomes = bytes((Outcome.TRANSPORT,)) * action.extents.count
+        outcomes = verify_all(self.segments[action.extents.segment], action.extents)
         if self.staging is not None:
             self.staging.doubt(action.extents)
         self.dispatch(events.WorkEnded(action.work, outcomes))
@@ -349,11 +343,3 @@ class Service:
 
 def _stay() -> None:
     """A service without a process of its own has nothing to end."""
-
-
-def _verified(segment: Segment, offset: int, size_class: int) -> Outcome:
-    if isinstance(segment, NvmeSegment):
-        return verify_on_disk(segment, offset, size_class)
-    if isinstance(segment, HbmSegment):
-        return verify_on_device(segment, offset, size_class)
-    return verify(segment, offset, size_class)

@@ -26,6 +26,7 @@ from workers.events import Action, AnswerCommand, Event
 from workers.holdings import Holdings
 from workers.membership import Link, Membership
 from workers.pulls import UNREPORTED_MAX, Pulls
+from workers.rounds import DAMAGED_MAX, Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,12 +40,18 @@ if TYPE_CHECKING:
 class WorkerState:
     """Everything that a worker knows. Mutate only through `handle`."""
 
-    def __init__(self, profile: Profile, segments: Iterable[SegmentTable]) -> None:
-        """Hold these segments, offered to nobody yet and fenced until a leader is heard."""
+    def __init__(
+        self, profile: Profile, segments: Iterable[SegmentTable], scrub_bytes_per_s: int = 0
+    ) -> None:
+        """Hold these segments, offered to nobody yet and fenced until a leader is heard.
+
+        So many bytes a second of each are verified unasked.
+        """
         self.holdings = Holdings(segments)
         self.membership = Membership(profile, self.holdings)
         self.pulls = Pulls(self.holdings, self._gate, self.membership.is_paused)
         self.commands = Commands(self.holdings)
+        self.rounds = Rounds(self.holdings, self.membership.has_failed, scrub_bytes_per_s)
         self.ring = EventRing()
         self._now = 0.0
 
@@ -67,7 +74,7 @@ class WorkerState:
 
     def next_wakeup(self) -> float:
         """When `Tick` is due at the latest, on the clock of `now`."""
-        return self.membership.next_wakeup()
+        return min(self.membership.next_wakeup(), self.rounds.next_wakeup())
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in; what the shell has to do about it, in order."""
@@ -84,6 +91,9 @@ class WorkerState:
             case events.WorkEnded(work, outcomes):
                 done = self.holdings.works.pop(work)
                 return self._settled(self.commands.ended(done, outcomes))
+            case events.Scrubbed(look, outcomes):
+                self.rounds.ended(look, outcomes)
+                return self.rounds.report() if self.is_serving else []
             case events.CommandReceived():
                 return self._command(event)
             case events.LinkOpened():
@@ -114,6 +124,9 @@ class WorkerState:
     def _answered(self, event: events.MasterAnswered) -> list[Action]:
         if event.call in self.pulls.reports:
             return self.pulls.noted(event.call, event.reply)
+        if event.call in self.rounds.calls:
+            self.rounds.noted(event.call, event.reply)
+            return []
         if event.call not in self.membership.calls:
             return []  # of a link that is gone
         member = self.membership
@@ -127,6 +140,9 @@ class WorkerState:
             actions += self.pulls.resume()
         if member.link is Link.SERVING and link is Link.OFFERING:
             actions += self.pulls.report_again()
+        if member.link is Link.SERVING and link is not Link.SERVING:
+            self.rounds.tell_anew()
+            actions += self.rounds.report()
         return actions
 
     def _command(self, event: events.CommandReceived) -> list[Action]:
@@ -149,7 +165,8 @@ class WorkerState:
     def _tick(self) -> list[Action]:
         actions = self.membership.tick(self._now)
         if actions and self.is_serving:  # a heartbeat is due: the pace for another try
-            actions += self.pulls.report_again()
+            actions += self.pulls.report_again() + self.rounds.report()
+        actions += self.rounds.look(self._now)
         if self.is_fenced(self._now):
             actions += self.pulls.cancel(self.holdings.pulls())
             actions += self.pulls.resume()  # the gate now answers them
@@ -165,6 +182,8 @@ class WorkerState:
             raise InvariantBroken(f"I7 {len(self.pulls.waiting)} requests wait")
         if len(self.pulls.unreported) > UNREPORTED_MAX:
             raise InvariantBroken(f"I7 {len(self.pulls.unreported)} reports without an answer")
+        if len(self.rounds.damaged) > DAMAGED_MAX:
+            raise InvariantBroken(f"I7 {len(self.rounds.damaged)} damaged extents are remembered")
         offered = [call.segment for call in self.membership.calls.values() if call.segment]
         for segment in self.membership.unanswered & set(offered):
             if any(work.table.segment == segment for work in self.holdings.pulls()):

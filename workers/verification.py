@@ -1,25 +1,31 @@
-"""Whether a sealed extent still holds what its record says: for suspects that readers report.
+"""Whether sealed extents still hold what their records say: for suspects, and for the scrubber.
 
 Owns one look at one extent. Must not know who asked, nor what becomes of a bad one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.errors import CorruptPage, OutOfSpace, Unavailable
 from kvstore.page import checksum_seeds, payload_checksum
 from kvstore.record import RecordState, unpack_record
 from kvstore.wire.messages.common import Outcome
 from workers.tiers.guarded_file import OutOfService
-from workers.tiers.hbm import Extents
+from workers.tiers.hbm import Extents, HbmSegment
+from workers.tiers.nvme import NvmeSegment
 from workers.tiers.part_io import Extent, PartToRead
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.record import Record
+    from workers.events import ExtentGroup
     from workers.record_table import RecordTable
-    from workers.tiers.hbm import HbmSegment
-    from workers.tiers.nvme import NvmeSegment
+    from workers.tiers.tier import Segment
+
+LOG: Final = logging.getLogger(__name__)
 
 
 class Bytes(Protocol):
@@ -34,6 +40,34 @@ class Bytes(Protocol):
     def payload(self) -> memoryview:
         """Its payload area."""
         ...
+
+
+def verify_all(
+    segment: Segment, extents: ExtentGroup, is_ending: Callable[[], bool] = lambda: False
+) -> bytes:
+    """One Outcome byte an extent; TRANSPORT for all that are left when something fails.
+
+    Nothing more is read once `is_ending`.
+    """
+    outcomes, size_class = bytearray(), extents.size_class
+    try:
+        for stretch in extents.stretches:
+            end = stretch.offset + stretch.count * size_class
+            for offset in range(stretch.offset, end, size_class):
+                if is_ending():
+                    break
+                outcomes.append(_verified(segment, offset, size_class))
+    except Exception:
+        LOG.exception("check of %s failed", extents.segment)
+    return bytes(outcomes).ljust(extents.count, bytes((Outcome.TRANSPORT,)))
+
+
+def _verified(segment: Segment, offset: int, size_class: int) -> Outcome:
+    if isinstance(segment, NvmeSegment):
+        return verify_on_disk(segment, offset, size_class)
+    if isinstance(segment, HbmSegment):
+        return verify_on_device(segment, offset, size_class)
+    return verify(segment, offset, size_class)
 
 
 def verify(segment: Bytes, offset: int, size_class: int) -> Outcome:

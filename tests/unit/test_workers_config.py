@@ -72,6 +72,11 @@ def test_each_device_has_a_segment() -> None:
     assert config.rounded(config.hbm[0].size) == check_geometry(10**9 // CHUNK * CHUNK)
 
 
+@pytest.mark.parametrize(("written", "pace"), [("8MiB", 8 * limits.MIB), ("0", 0), (0, 0)])
+def test_verifying_unasked_has_a_pace_or_none(written: object, pace: int) -> None:
+    assert read(scrub_bytes_per_s=written).scrub_bytes_per_s == pace
+
+
 @pytest.mark.parametrize(
     ("name", "codec"),
     [("auto", None), ("none", Codec.NONE), ("zstd-planes", Codec.ZSTD_PLANES)],
@@ -115,6 +120,8 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "too many disks": ({"nvme": [f"/mnt/{i}:1GiB" for i in range(65)]}, "at most 64"),
     "an unknown codec": ({"nvme_codec": "gzip"}, "one of auto, none, lz4, zstd, lz4-planes"),
     "no room to stage": ({"nvme": "/mnt/a:1GiB", "staging": "1MiB"}, "staging: got 1048576"),
+    "a pace below nothing": ({"scrub_bytes_per_s": -1}, "at least 1, or 0"),
+    "a pace that is none": ({"scrub_bytes_per_s": False}, "512MiB or 1.5GiB, or 0"),
     "no mover": ({"mover_threads": 0}, "at least 1"),
     "no copier": ({"copy_threads": 0}, "at least 1"),
 }

@@ -113,7 +113,9 @@ def move(
 class Script:
     """One worker and everybody around it, at a time that only the test moves."""
 
-    def __init__(self, records: Iterable[Record] = (), *, nvme: bool = False) -> None:
+    def __init__(
+        self, records: Iterable[Record] = (), *, nvme: bool = False, scrub_bytes_per_s: int = 0
+    ) -> None:
         """A worker that has never met a leader, with a segment of DRAM, and one below it."""
         incarnation = Incarnation(INCARNATION)
         self.table = SegmentTable(SegmentId(SEGMENT), incarnation, GEOMETRY)
@@ -122,7 +124,8 @@ class Script:
         address = Address("tcp", "127.0.0.1:1", 10)
         tiers = {SEGMENT: "dram", NVME: "nvme"}
         profile = Profile("w", "host", (address,), tiers, rack="r1", zone="z1")
-        self.state = WorkerState(profile, [self.table, self.nvme] if nvme else [self.table])
+        tables = [self.table, self.nvme] if nvme else [self.table]
+        self.state = WorkerState(profile, tables, scrub_bytes_per_s)
         self.now = 100.0
         self._last = 0
 
