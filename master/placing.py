@@ -97,9 +97,11 @@ def apart(
 
     On hosts that have none of it and no open plan for it (I33); of this tier, and after those of
     the tier that stands in for it. Host `near` comes first, then zones and racks that have none.
-    What worker `leaves` has does not count: it is about to go. Ask each whether it `is_open`.
+    What worker `leaves` has does not count, nor what drained ones have: it is about to go. Ask each
+    whether it `is_open`.
     """
-    holders = [s for s in _holders(run, part, pages or range(len(run))) if s.worker != leaves]
+    holders = _holders(run, part, pages or range(len(run)))
+    holders = [s for s in holders if s.worker != leaves and not s.drained]
     taken = {replica_counts.domain(core, segment) for segment in holders}
     found: list[Segment] = []
     for each in (tier, *STAND_INS[tier]):

@@ -48,6 +48,7 @@ class Segment:
     __slots__ = (
         "allocator",
         "demoted_bytes",
+        "drained",
         "draining",
         "free_not_before_s",
         "held",
@@ -105,6 +106,8 @@ class Segment:
         has left since."""
         self.draining = False
         """Chunks are being emptied so that another class can have their frames."""
+        self.drained = False
+        """Its worker is to be empty: nothing is planned here, what lies here goes elsewhere."""
 
     @property
     def geometry(self) -> Geometry:
@@ -127,4 +130,4 @@ class Segment:
     @property
     def takes_plans(self) -> bool:
         """Whether extents may be planned here."""
-        return self.takes_orders and self.medium is _SERVING
+        return self.takes_orders and self.medium is _SERVING and not self.drained

@@ -125,7 +125,8 @@ def _is_done(core: Core, segment: Segment, shrink: Shrink) -> bool:
         for chunk in allocator.chunks_within(start, length):
             if not chunk.closed:
                 allocator.close(chunk)
-            slots = _empty(core, segment, shrink, chunk, slots)
+            if not segment.drained:  # else they are copied to other workers
+                slots = _empty(core, segment, shrink, chunk, slots)
         if allocator.frame_map.withhold(start // length):
             shrink.starts.remove(start)
             _tell(core, segment, [start // length])
@@ -179,6 +180,8 @@ def _let_go(core: Core, segment: Segment, shrink: Shrink, chunk: Chunk, slot: in
     retire_copy(core, run, copy, page, 1)
     core.counters["copies_given_up"] += 1
     prune(core, tree, run)
+    if run.keys:
+        core.replication.note(core, tree, run.keys, core.now)
 
 
 def _copy_down(core: Core, segment: Segment, shrink: Shrink, run: Run, copy: Copy) -> bool:
