@@ -15,6 +15,7 @@ from kvstore import limits
 from kvstore.client import checks
 from kvstore.client.async_link import AsyncMasterLink
 from kvstore.client.calls import Calls, check_source
+from kvstore.client.connected import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
 from kvstore.client.locations import (
     lookup_steps,
     match_steps,
@@ -26,7 +27,6 @@ from kvstore.client.outcomes import Miss
 from kvstore.client.performer import HostMover, Mover, Viewer
 from kvstore.client.staging import is_stopped
 from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, ask
-from kvstore.client.store import DEFAULT_MASTERS, DEFAULT_TRANSPORTS
 from kvstore.client.writes import PutWishes
 from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from types import TracebackType
 
+    from kvstore.client.counters import ClientCounters
     from kvstore.client.locations import Found, Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
@@ -71,13 +72,19 @@ class AsyncKVStore:
     """See KVStore: the same methods, to be awaited. Belongs to the loop that it was made in."""
 
     def __init__(
-        self, link: AsyncMasterLink, choice: Choice, *, tenant: str, timeout_s: float
+        self,
+        link: AsyncMasterLink,
+        choice: Choice,
+        *,
+        tenant: str,
+        timeout_s: float,
+        hedge: bool = False,
     ) -> None:
         """Own `link` and `choice`. `connect` is the usual way."""
         self.tenant = tenant
         self._link = link
         self._choice = choice
-        self._calls = Calls(SystemClock(), timeout_s)
+        self._calls = Calls(SystemClock(), timeout_s, hedge=hedge)
 
     @classmethod
     async def connect(
@@ -89,6 +96,7 @@ class AsyncKVStore:
         name: str = "",
         transports: Sequence[str] = DEFAULT_TRANSPORTS,
         timeout_s: float = limits.CALL_TIMEOUT_S,
+        hedge: bool = False,
     ) -> Self:
         """Reach a master of the pool; see KVStore.connect."""
         addresses = checks.master_addresses(masters)
@@ -97,7 +105,7 @@ class AsyncKVStore:
         link = AsyncMasterLink(addresses, identity)
         try:
             choice = Choice(transports, lambda: identity, SystemClock())
-            store = cls(link, choice, tenant=tenant, timeout_s=timeout_s)
+            store = cls(link, choice, tenant=tenant, timeout_s=timeout_s, hedge=hedge)
             await store.stat()
         except BaseException:
             link.close()
@@ -316,6 +324,10 @@ class AsyncKVStore:
     async def stat(self, *, timeout_s: float | None = None) -> Status:
         """See KVStore.stat."""
         return await self._run(ask(GetStatus(), Status, self._calls.left_s(timeout_s)))
+
+    def counters(self) -> ClientCounters:
+        """See KVStore.counters."""
+        return self._calls.counters
 
     async def close(self) -> None:
         """Close buffers, transports and the link to the masters. Safe to repeat."""

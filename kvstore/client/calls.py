@@ -16,7 +16,9 @@ import msgspec
 
 from kvstore import limits
 from kvstore.client import checks
+from kvstore.client.counters import ClientCounters
 from kvstore.client.device_mover import DeviceMover
+from kvstore.client.hedged_reads import Hedger, HedgingMover
 from kvstore.client.locations import Query
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.performer import HostMover
@@ -62,12 +64,13 @@ def new_request_id() -> bytes:
 class Calls:
     """The state of a store that is not a connection. Thread-safe; a fork needs no care."""
 
-    def __init__(self, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, clock: Clock, timeout_s: float, *, hedge: bool = False) -> None:
         """`timeout_s` is for calls that name none."""
         self.clock = clock
         self.opened: dict[bytes, OpenedNamespace] = {}
         self.staging = Staging(self.buffer)
         self._timeout_s = checks.check_timeout(timeout_s)
+        self._hedger = Hedger() if hedge else None
         self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._numbers = itertools.count(1)
         self._bounces: dict[str, Bounces] = {}
@@ -98,6 +101,8 @@ class Calls:
     def mover(self, choice: Choice, memory: Memory | Block) -> Mover:
         """What moves pages between workers and this memory."""
         if isinstance(memory, Memory):
+            if self._hedger is not None:
+                return HedgingMover(choice, memory, self._hedger)
             return HostMover(choice, memory)
         device = memory.device
         bounces = self._bounces.get(device.identity)
@@ -108,8 +113,15 @@ class Calls:
                 made.close()
         return DeviceMover(choice, memory, bounces, self.staging.take)
 
+    @property
+    def counters(self) -> ClientCounters:
+        """See KVStore.counters."""
+        return ClientCounters() if self._hedger is None else self._hedger.counters
+
     def close(self) -> None:
-        """Close every buffer."""
+        """End hedged reads that are under way, and close every buffer."""
+        if self._hedger is not None:
+            self._hedger.close()
         for bounces in self._bounces.values():
             bounces.close()
         for buffer in list(self._buffers):
@@ -209,7 +221,10 @@ class Calls:
         """A checked read, but for the destination's bounds."""
         places = checks.check_read(locations, part, offsets)
         moved = locations.part_bytes(part) * len(places)
-        return ReadRequest(locations, part, places, self.deadline_s(timeout_s, moved))
+        return ReadRequest(
+            locations, part, places, self.deadline_s(timeout_s, moved),
+            is_hedged=self._hedger is not None,
+        )  # fmt: skip
 
     def view_request(
         self, locations: Locations, part: int, pages: int | None, timeout_s: float | None
@@ -217,7 +232,7 @@ class Calls:
         """A checked request for views of the first `pages` pages: its places are their numbers."""
         places = checks.view_places(locations, pages)
         request = self.read_request(locations, part, places, timeout_s)
-        return msgspec.structs.replace(request, needs_lease=True)
+        return msgspec.structs.replace(request, needs_lease=True, is_hedged=False)
 
     def read_steps(self, request: ReadRequest, pages: Mover | Viewer) -> Steps[list[ReadOutcome]]:
         """The plan of a read, by the transports that `pages` has."""

@@ -67,10 +67,15 @@ class DeviceMover(Mover):
         self._await_model()
         return super().ingest(spans, timeout_s)
 
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+    def read(
+        self,
+        spans: Sequence[ReadSpan],
+        timeout_s: float,
+        others: Sequence[ReadSpan | None] = (),
+    ) -> list[bytes]:
         """See Mover.read. Unavailable where the device fails."""
         self._await_model()
-        return super().read(spans, timeout_s)
+        return super().read(spans, timeout_s, others)
 
     def wipe(self, places: Sequence[int], size_bytes: int) -> None:
         """Zero what a read delivered."""

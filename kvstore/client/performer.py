@@ -82,8 +82,14 @@ class Mover(ABC):
             self._choice.drop(way)
         return outcomes
 
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
-        """Outcome bytes for each span."""
+    def read(
+        self,
+        spans: Sequence[ReadSpan],
+        timeout_s: float,
+        others: Sequence[ReadSpan | None] = (),
+    ) -> list[bytes]:
+        """Outcome bytes for each span. `others`: see ReadPages; who does not hedge has no use."""
+        del others
         deadline_s = time.monotonic() + timeout_s
         results: list[bytes] = []
         for span in spans:
@@ -158,8 +164,14 @@ class Viewer:
         """Views are of pages that are there: nothing is ever ingested."""
         raise AssertionError((spans, timeout_s))
 
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+    def read(
+        self,
+        spans: Sequence[ReadSpan],
+        timeout_s: float,
+        others: Sequence[ReadSpan | None] = (),
+    ) -> list[bytes]:
         """Lock and verify; Outcome bytes for each span."""
+        del others
         deadline_s = time.monotonic() + timeout_s
         results: list[bytes] = []
         for span in spans:

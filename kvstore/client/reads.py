@@ -57,6 +57,8 @@ class ReadRequest(msgspec.Struct, frozen=True):
     deadline_s: float
     needs_lease: bool = False
     """For views, which stay where they are: what a leader in doubt has located is a miss."""
+    is_hedged: bool = False
+    """Whoever reads is told where else each page lies."""
 
 
 class _Stretch(msgspec.Struct):
@@ -202,6 +204,15 @@ class _Read:
             *stretch.columns(), request.places[first:stop],
         )  # fmt: skip
 
+    def other(self, stretch: _Stretch) -> ReadSpan | None:
+        """The same pages as the next replica has them, if another worker has one."""
+        segments = stretch.piece.located.segments
+        mine = segments[stretch.copy.segment].worker
+        for at in range(stretch.at + 1, len(stretch.copies)):
+            if segments[stretch.copies[at].segment].worker != mine:
+                return self.span(msgspec.structs.replace(stretch, at=at))
+        return None
+
     def try_further(self, stretch: _Stretch, code: int) -> bool:
         """Queue the next try of pages that failed alike; tells whether they are suspects.
 
@@ -235,7 +246,10 @@ def read_steps(
         if not stretches:
             continue
         spans = tuple([read.span(stretch) for stretch in stretches])
-        results = yield from move(ReadPages(spans, read.left_s()))
+        others: tuple[ReadSpan | None, ...] = ()
+        if request.is_hedged:
+            others = tuple([read.other(stretch) for stretch in stretches])
+        results = yield from move(ReadPages(spans, read.left_s(), others))
         for stretch, outcomes in zip(stretches, results, strict=True):
             yield from _settle(read, stretch, outcomes)
     return read.outcomes

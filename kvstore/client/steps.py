@@ -40,6 +40,8 @@ class ReadPages(msgspec.Struct, frozen=True):
 
     spans: tuple[ReadSpan, ...]
     timeout_s: float
+    others: tuple[ReadSpan | None, ...] = ()
+    """Where reads may be hedged: for each span the same pages at another worker, if they are."""
 
 
 class WipePages(msgspec.Struct, frozen=True):
@@ -73,7 +75,12 @@ class Performer(Protocol):
         """Outcome bytes for each span."""
         ...
 
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+    def read(
+        self,
+        spans: Sequence[ReadSpan],
+        timeout_s: float,
+        others: Sequence[ReadSpan | None] = (),
+    ) -> list[bytes]:
         """Outcome bytes for each span."""
         ...
 
@@ -91,7 +98,7 @@ def perform(step: Step, performer: Performer) -> Answer:
     if isinstance(step, Ask):
         return performer.ask(step.message, step.timeout_s)
     if isinstance(step, ReadPages):
-        return performer.read(step.spans, step.timeout_s)
+        return performer.read(step.spans, step.timeout_s, step.others)
     if isinstance(step, IngestPages):
         return performer.ingest(step.spans, step.timeout_s)
     if isinstance(step, WipePages):

@@ -1,18 +1,17 @@
 """`KVStore`: the pool as an inference engine sees it. Blocking, thread-safe, survives fork.
 
-Owns what a process shares between calls: the link to the masters, and the transports. What a call
-does is planned in kvstore.client.writes, reads and locations.
+What a process shares between calls is in kvstore.client.connected; what a call does is planned in
+kvstore.client.writes, reads and locations.
 """
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING
 
-from kvstore import limits
 from kvstore.client import checks
-from kvstore.client.calls import Calls, check_source
+from kvstore.client.calls import check_source
+from kvstore.client.connected import Connected
 from kvstore.client.locations import (
     lookup_steps,
     match_steps,
@@ -21,41 +20,27 @@ from kvstore.client.locations import (
     remove_steps,
 )
 from kvstore.client.outcomes import Miss
-from kvstore.client.performer import Blocking, HostMover, Mover, Viewer
+from kvstore.client.performer import HostMover, Viewer
 from kvstore.client.staging import is_stopped
-from kvstore.client.steps import ask, drive
 from kvstore.client.writes import PutWishes
-from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
-from kvstore.rpc.identity import Identity, Role
-from kvstore.rpc.link import MasterLink
-from kvstore.transfer.choice import Choice
 from kvstore.transfer.device import Block
-from kvstore.wire.messages.reads import GetStatus, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from kvstore.client.locations import Found, Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
-    from kvstore.client.steps import Steps
     from kvstore.client.writes import PutRequest
-    from kvstore.clock import Clock
     from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
     from kvstore.wire.messages.pins import PinRow
 
-DEFAULT_MASTERS: Final = f"127.0.0.1:{limits.MASTER_PORT}"
-DEFAULT_TRANSPORTS: Final = ("shm", "tcp")
 
-T = TypeVar("T")
-
-
-class KVStore:
+class KVStore(Connected):
     """The pool, for one process. Make it with `connect`; close it, or use it in a `with`.
 
     Deadlines: every call takes `timeout_s`; a call that moves pages has in addition the time that
@@ -63,53 +48,6 @@ class KVStore:
     no master answers by then. A forked child may go on using the store in a session of its own;
     the parent's buffers are refused there.
     """
-
-    def __init__(
-        self,
-        link: MasterLink,
-        choice: Choice,
-        clock: Clock,
-        *,
-        tenant: str = "default",
-        timeout_s: float = limits.CALL_TIMEOUT_S,
-    ) -> None:
-        """Own `link` and `choice`. `connect` is the usual way."""
-        self.tenant: Final = tenant
-        self._link = link
-        self._choice = choice
-        self._calls = Calls(clock, timeout_s)
-        self._asking = Blocking(link.call, Viewer(choice), time.sleep)
-
-    @classmethod
-    def connect(
-        cls,
-        masters: str | Sequence[str] = DEFAULT_MASTERS,
-        *,
-        tenant: str = "default",
-        secret: bytes | None = None,
-        name: str = "",
-        transports: Sequence[str] = DEFAULT_TRANSPORTS,
-        timeout_s: float = limits.CALL_TIMEOUT_S,
-    ) -> Self:
-        """Reach a master of the pool, whichever of `masters` leads: "host:port" or "unix:/path".
-
-        A text may name several, with commas between.
-
-        `transports` are those that may be used; ConfigError when this process cannot use one.
-        Unavailable when no master answers, AccessDenied when it refuses the secret.
-        """
-        addresses = checks.master_addresses(masters)
-        checks.texts("transports", transports)
-        clock = SystemClock()
-        link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)
-        try:
-            choice = Choice(transports, lambda: link.identity, clock)
-            store = cls(link, choice, clock, tenant=tenant, timeout_s=timeout_s)
-            store.stat()
-        except BaseException:
-            link.close()
-            raise
-        return store
 
     # Namespaces and buffers.
 
@@ -365,29 +303,3 @@ class KVStore:
         """Take pages out, everywhere and for good; tells for each whether it was there."""
         query = self._calls.query(opened, chain, timeout_s)
         return self._run(remove_steps(query, self._calls.clock))
-
-    def stat(self, *, timeout_s: float | None = None) -> Status:
-        """The pool at this moment: workers, bytes by state, counters."""
-        return self._run(ask(GetStatus(), Status, self._calls.left_s(timeout_s)))
-
-    def close(self) -> None:
-        """Close buffers, transports and the link to the masters. Safe to repeat."""
-        self._calls.close()
-        self._choice.close()
-        self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _run(self, steps: Steps[T], pages: Mover | Viewer | None = None) -> T:
-        if pages is None:
-            return drive(steps, self._asking)
-        return drive(steps, Blocking(self._link.call, pages, time.sleep))

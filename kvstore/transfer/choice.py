@@ -162,6 +162,10 @@ class Choice:
             opened = self._opened.items()
             return next((kind for (kind, _), each in opened if each is transport), "closed")
 
+    def note_late(self, span: ReadSpan, after_s: float) -> None:
+        """Learn that a read is not over yet, so that the next ones need not find that out."""
+        self._loads.took(span.segment, len(span) * span.part_bytes, after_s)
+
     def drop(self, failed: Transport) -> None:
         """Close a transport that failed; it is opened anew, or the worker's next address is."""
         with self._mutex:

@@ -85,6 +85,8 @@ class Script(Performer):
         self.pauses: list[float] = []
         self.ingested: list[IngestSpan] = []
         self.spans_read: list[ReadSpan] = []
+        self.others: list[ReadSpan | None] = []
+        """What the reads could have been hedged by."""
         self.read_takes_s = 0.0
         self._ids = itertools.count(1)
 
@@ -115,9 +117,15 @@ class Script(Performer):
         self.ingested += spans
         return self.transport.ingest(spans, self.memory, timeout_s)
 
-    def read(self, spans: Sequence[ReadSpan], timeout_s: float) -> list[bytes]:
+    def read(
+        self,
+        spans: Sequence[ReadSpan],
+        timeout_s: float,
+        others: Sequence[ReadSpan | None] = (),
+    ) -> list[bytes]:
         """Read from the loopback transport."""
         self.spans_read += spans
+        self.others += others
         self.clock.advance(self.read_takes_s)
         return [self.transport.read(span, self.memory, timeout_s) for span in spans]
 

@@ -175,6 +175,28 @@ def _cut(replica: LocatedCopy, at: int) -> LocatedCopy:
     )  # fmt: skip
 
 
+def test_who_hedges_is_told_where_else_each_page_lies() -> None:
+    ties = Ties(2)
+    pool, script = ties.pool, ties.pool.script
+    pool.segments[1] = msgspec.structs.replace(pool.segments[1], worker="worker-best")
+    pool.spoil("far", 0, Outcome.TRANSPORT)
+    script.transport.spoil["best", 1 << 19] = [Outcome.TRANSPORT]
+    request = ReadRequest(
+        pool.match(), 0, pool.places, script.clock.now_s() + 10.0, is_hedged=True
+    )  # fmt: skip
+    assert drive(read_steps(request, script.clock, rank), script) == [Hit()] * 2
+    others = [other and (other.segment.segment, other.places) for other in script.others]
+    # "far" is of the worker of "best", and after "near" nothing is left but that.
+    assert ties.tried() == ["best", "far", "near"]
+    assert others == [("near", pool.places), ("near", pool.places[:1]), None]
+
+
+def test_who_does_not_hedge_is_told_nothing() -> None:
+    pool = Pool(2, far=True)
+    assert pool.read(pool.match()) == [Hit()] * 2
+    assert pool.script.others == []
+
+
 def test_fewer_places_read_fewer_pages() -> None:
     pool = Pool(4)
     pool.places = pool.places[:2]
