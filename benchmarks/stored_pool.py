@@ -29,7 +29,7 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
-from master.chunk_values import ChainRow, ChunkValue, encode_chunk, key_of
+from master.chunk_values import Asked, ChainRow, ChunkValue, encode_chunk, key_of
 from master.events import Persist, Persisted, Reply, Request, SessionId, SessionOpened, Tick
 from master.pool_time import Life
 from master.state import MasterState
@@ -109,11 +109,11 @@ def _opened(core: MasterState, content: Content, layout: Layout) -> list[tuple[s
 
 
 def _value(slots: int, counter: int) -> ChunkValue:
-    life = Life(limits.PAGE_TTL_S, 0.0, limits.PAGE_TTL_S)
+    asked = Asked(Life(limits.PAGE_TTL_S, 0.0, limits.PAGE_TTL_S))
     rows = [
         ChainRow(
             slot, min(RUN_PAGES, slots - slot), 0, 1, PART_BYTES,
-            generation_of(Epoch(1), counter + slot), ROOT_PARENT, life,
+            generation_of(Epoch(1), counter + slot), ROOT_PARENT, asked,
         )
         for slot in range(0, slots, RUN_PAGES)
     ]  # fmt: skip

@@ -29,6 +29,14 @@ def require_ttl(field: str, ttl_s: float) -> None:
         raise BadValue(field, ttl_s, want)
 
 
+def require_replicas(field: str, replicas: int) -> None:
+    """BadValue unless so many can be asked for; 0 asks for no number."""
+    want = f"1 to {limits.REPLICAS_MAX}, or 0 for as many as usual"
+    require(field, replicas, int, want)
+    if not 0 <= replicas <= limits.REPLICAS_MAX:
+        raise BadValue(field, replicas, want)
+
+
 def require_owner(owner: str) -> None:
     """BadValue unless pins can be held, listed and taken back by this name."""
     require_text("owner", owner)

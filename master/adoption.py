@@ -20,17 +20,17 @@ from master.holes import make_holes
 from master.packed import pack_words, split_keys, word, words
 from master.pool_time import Life
 from master.puts import fill, watch_incomplete
-from master.restored_chunks import life_of
+from master.restored_chunks import asked_for
 from master.run import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from master.chunk_values import ChainRow, ChunkValue
+    from master.chunk_values import Asked, ChainRow, ChunkValue
     from master.core import Core
     from master.directory import Stretch, Tree
     from master.namespaces import KnownNamespace
-    from master.restored_chunks import Lives
+    from master.restored_chunks import AskedAt
     from master.segments import Segment
 
 ROWS_PER_STEP: Final = 128
@@ -45,9 +45,8 @@ def adopt_value(core: Core, segment: Segment, start: int, value: ChunkValue) -> 
     for row, keys, checksums in value.chains():
         chain = _Chain(start + row.slot * value.size_class, value.size_class, row, keys, checksums)
         if not _adopt_chain(core, segment, chain):
-            life = row.life
-            lives = dict.fromkeys(chain.offsets(), (row.generation, life))
-            yield from adopt(core, segment, list(chain.records(segment)), lives)
+            asked = dict.fromkeys(chain.offsets(), (row.generation, row.asked))
+            yield from adopt(core, segment, list(chain.records(segment)), asked)
         cost += row.count + CHAIN_COST
         if cost >= COST_PER_STEP:
             cost = 0
@@ -108,7 +107,7 @@ def _adopt_chain(core: Core, segment: Segment, chain: _Chain) -> bool:
     core.counters["pages_adopted"] += row.count
     columns = pack_words(chain.offsets()), word(row.generation) * row.count, chain.checksums
     piece = Copy(row.part, segment, row.payload_bytes, *columns, absent=0)
-    _hang(core, known, row.parent, chain.keys, found, piece, row.life)
+    _hang(core, known, row.parent, chain.keys, found, piece, row.asked)
     return True
 
 
@@ -131,25 +130,25 @@ def _places(tree: Tree, segment: Segment, chain: _Chain) -> list[Stretch] | None
     return found
 
 
-def adopt(core: Core, segment: Segment, records: list[Record], lives: Lives) -> Iterator[None]:
+def adopt(core: Core, segment: Segment, records: list[Record], known: AskedAt) -> Iterator[None]:
     """A job: take in records whose extents are FREE here; they live as stored, or anew."""
     group: dict[bytes, Record] = {}
-    life: Life | None = None
+    asked: Asked | None = None
     for number, record in enumerate(records):
         if number % ROWS_PER_STEP == ROWS_PER_STEP - 1:
-            _adopt_group(core, segment, [*group.values()], life)
+            _adopt_group(core, segment, [*group.values()], asked)
             group = {}
             yield
-        stored = life_of(lives, record)
-        if group and not (stored == life and _follows(group, record)):
+        stored = asked_for(known, record)
+        if group and not (stored == asked and _follows(group, record)):
             # Before the next record is judged: it may be of a page that is in the group.
-            _adopt_group(core, segment, [*group.values()], life)
+            _adopt_group(core, segment, [*group.values()], asked)
             group = {}
         first = next(iter(group.values()), record)
         if _take_in(core, segment, record, first.parent):
             group[record.key] = record
-            life = stored
-    _adopt_group(core, segment, [*group.values()], life)
+            asked = stored
+    _adopt_group(core, segment, [*group.values()], asked)
 
 
 def _take_in(core: Core, segment: Segment, record: Record, above: bytes) -> bool:
@@ -227,7 +226,7 @@ def _follows(group: dict[bytes, Record], record: Record) -> bool:
     )
 
 
-def _adopt_group(core: Core, segment: Segment, group: list[Record], stored: Life | None) -> None:
+def _adopt_group(core: Core, segment: Segment, group: list[Record], stored: Asked | None) -> None:
     """Put a chain of proven pages into the tree, and note where they lie."""
     if not group:
         return
@@ -254,14 +253,14 @@ def _hang(
     keys: bytes,
     found: list[Stretch],
     piece: Copy,
-    stored: Life | None,
+    stored: Asked | None,
 ) -> None:
     """Have a chain's pages in the tree, where `found` are already, and note where they lie."""
     tree = known.tree
     if stored is None:
         life = core.new_life(core.page_ttl_s(known))
     else:
-        life = _going_on(core, core.pool_time.own(stored))
+        life = _going_on(core, core.pool_time.own(stored.life))
     make_holes(core, tree, parent, keys, found, life, NO_HINTS)
     segment, count = piece.segment, len(keys) // KEY_BYTES
     for run in fill(core, tree, keys, piece):
@@ -269,6 +268,7 @@ def _hang(
         run.leased_until_s = max(run.leased_until_s, segment.free_not_before_s)
         if stored is not None:
             run.expires_s = max(run.expires_s, life.expires_s)
+            run.replicas = max(run.replicas, stored.replicas)
     if tree.parts > 1:
         timeout_s = core.tunables.put_timeout_s(known.namespace.page_bytes * count)
         watch_incomplete(core, tree, keys, timeout_s)

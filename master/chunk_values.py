@@ -31,13 +31,22 @@ if TYPE_CHECKING:
 PREFIX: Final = "segments/"
 LAYOUT: Final = 0x3143564B  # "KVC1", little-endian
 _HEAD: Final = struct.Struct("<IIQII")
-_ROW: Final = struct.Struct("<HHHxxIIQ32sddd")
+_ROW: Final = struct.Struct("<HHHBxIIQ32sddd")
 _PAGE_BYTES: Final = KEY_BYTES + WORD
 # A chunk in which every page is a chain of its own.
 assert (
     _HEAD.size + limits.CHUNK_EXTENTS_MAX * (_ROW.size + _PAGE_BYTES) + CHECKSUM_BYTES
     <= VALUE_BYTES_MAX
 )
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What was asked for pages."""
+
+    life: Life
+    """In pool time."""
+    replicas: int = 0
+    """0: as many as their namespace wants."""
 
 
 class ChainRow(msgspec.Struct, frozen=True, gc=False):
@@ -53,8 +62,7 @@ class ChainRow(msgspec.Struct, frozen=True, gc=False):
     generation: int
     parent: bytes
     """Of the first page."""
-    life: Life
-    """In pool time."""
+    asked: Asked
 
 
 class ChunkHead(msgspec.Struct, frozen=True, gc=False):
@@ -115,11 +123,12 @@ def encode_chunk(value: ChunkValue, digest: int) -> bytes:
     pages = len(value.keys) // KEY_BYTES
     parts = [_HEAD.pack(LAYOUT, value.size_class, digest, len(value.rows), pages)]
     for row in value.rows:
-        life = row.life
+        life = row.asked.life
         parts.append(
             _ROW.pack(
-                row.slot, row.count, row.part, row.namespace, row.payload_bytes, row.generation,
-                row.parent, life.ttl_s, life.created_s, life.expires_s,
+                row.slot, row.count, row.part, row.asked.replicas, row.namespace,
+                row.payload_bytes, row.generation, row.parent,
+                life.ttl_s, life.created_s, life.expires_s,
             )
         )  # fmt: skip
     return checksummed(b"".join((*parts, value.keys, value.checksums)))
@@ -143,8 +152,11 @@ def decode_chunk(value: bytes) -> ChunkValue:
     head = chunk_head(value)
     end = _HEAD.size + head.chains * _ROW.size
     rows = [
-        ChainRow(slot, count, part, namespace, size, generation, parent, Life(ttl, made, ends))
-        for slot, count, part, namespace, size, generation, parent, ttl, made, ends
+        ChainRow(
+            slot, count, part, namespace, size, generation, parent,
+            Asked(Life(ttl, made, ends), replicas),
+        )
+        for slot, count, part, replicas, namespace, size, generation, parent, ttl, made, ends
         in _ROW.iter_unpack(memoryview(value)[_HEAD.size : end])
     ]  # fmt: skip
     columns = end + head.pages * KEY_BYTES

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import KEY_BYTES
-from master.chunk_values import ChainRow, ChunkValue, encode_chunk, key_of
+from master.chunk_values import Asked, ChainRow, ChunkValue, encode_chunk, key_of
 from master.packed import WORD, pack_words, word, words
 from master.pool_time import KEY as CLOCK
 from master.pool_time import Life
@@ -185,6 +185,7 @@ class _Sheet:
             range(offset, offset + stretch.count * chunk.size_class, chunk.size_class)
         )
         life = self._core.pool_time.stored(Life(run.ttl_s, run.created_s, run.expires_s))
+        asked = Asked(life, run.replicas)
         done = 0
         while page < stop:
             copy = run.copy_at(self._segment, page, chunk.offset(slot))
@@ -193,7 +194,14 @@ class _Sheet:
             parent = run.key(page - 1) if page else run.parent
             self._rows.append(
                 ChainRow(
-                    slot, count, copy.part, run.namespace, copy.part_bytes, generation, parent, life
+                    slot,
+                    count,
+                    copy.part,
+                    run.namespace,
+                    copy.part_bytes,
+                    generation,
+                    parent,
+                    asked,
                 )
             )
             self._checksums.append(copy.checksums[page * WORD : (page + count) * WORD])

@@ -208,8 +208,8 @@ def _compare_rows(
                 _settle(core, segment, chunk, slot, records.pop(chunk.offset(slot), None))
             if slot % SLOTS_PER_STEP == SLOTS_PER_STEP - 1:
                 yield
-    lives = core.restored.lives(segment, message.chunk_start, message.size_class)
-    yield from adopt(core, segment, list(records.values()), lives)
+    asked = core.restored.asked(segment, message.chunk_start, message.size_class)
+    yield from adopt(core, segment, list(records.values()), asked)
     core.restored.drop(segment.id, message.chunk_start)
     _wanted(core, segment).pop(message.chunk_start, None)
     core.reply(caller, Done())

@@ -14,7 +14,7 @@ from kvstore import limits
 from kvstore.errors import ConfigError, MalformedMessage, OutOfSpace, UnknownNamespace
 from kvstore.ids import short
 from kvstore.namespace import Namespace, open_layout
-from kvstore.require import require_ttl
+from kvstore.require import require_replicas, require_ttl
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from master.directory import Tree
@@ -111,7 +111,9 @@ def restore(core: Core, key: str, value: bytes) -> None:
     if key != PREFIX + namespace.id.hex():
         raise ConfigError(f"metadata value {key}: holds namespace {namespace.id.hex()}")
     tree = _tree(core, namespace, ordinal)
-    core.namespaces.add(KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=True))
+    known = KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=True)
+    known.replicas = message.replicas
+    core.namespaces.add(known)
 
 
 def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
@@ -119,17 +121,22 @@ def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
     caller.session.must_own(message.content)
     if message.ttl_s is not None:
         require_ttl("ttl_s", message.ttl_s)
+    require_replicas("replicas", message.replicas)
     namespace = open_layout(message.content, message.layout)
     known = core.namespaces.find(namespace.id)
     if known is None:
         ordinal = core.namespaces.next_ordinal()
         tree = _tree(core, namespace, ordinal)
         known = KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=False)
+        known.replicas = message.replicas
         core.namespaces.add(known)
-        _write(core, known, message)
-    elif message.ttl_s not in (None, known.ttl_s):
-        known.ttl_s = message.ttl_s
-        _write(core, known, message)
+        _write(core, known)
+    else:
+        ttl_s = known.ttl_s if message.ttl_s is None else message.ttl_s
+        replicas = message.replicas or known.replicas
+        if (ttl_s, replicas) != (known.ttl_s, known.replicas):
+            known.ttl_s, known.replicas = ttl_s, replicas
+            _write(core, known)
     answer = NamespaceOpened(namespace.id, known.ordinal)
     if known.writing is None:
         core.reply(caller, answer)
@@ -137,8 +144,10 @@ def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
         core.when_persisted(known.writing, lambda: core.reply(caller, answer))
 
 
-def _write(core: Core, known: KnownNamespace, message: OpenNamespace) -> None:
-    key = PREFIX + known.namespace.id.hex()
+def _write(core: Core, known: KnownNamespace) -> None:
+    namespace = known.namespace
+    key = PREFIX + namespace.id.hex()
+    message = OpenNamespace(namespace.content, namespace.layout, known.ttl_s, known.replicas)
     ticket = core.persist(puts=((key, _ORDINAL.pack(known.ordinal) + encode(message)),))
 
     def written() -> None:

@@ -156,6 +156,13 @@ def segments_changed(core: Core) -> None:
     core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))
 
 
+def hosts_for(core: Core, size_class: int) -> int:
+    """How many hosts take pages of this class now: so many replicas that count can be made."""
+    taking = (s for s in core.segments.values() if s.takes_plans)
+    fitting = (s for s in taking if size_class <= s.geometry.chunk_bytes)
+    return len({replica_counts.domain(core, segment) for segment in fitting})
+
+
 def is_quarantine_full(core: Core, segment: Segment) -> bool:
     """Whether too much of the segment waits for fences, but for what a reader's lock holds."""
     waiting = segment.allocator.bytes_in[_QUARANTINED]

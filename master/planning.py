@@ -13,7 +13,7 @@ from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
 from kvstore.replica import check_tier
-from kvstore.require import require_ttl
+from kvstore.require import require_replicas, require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
@@ -41,6 +41,7 @@ RETRY_AFTER_S: Final = {
     Outcome.OUT_OF_SPACE: 0.1,
     Outcome.TOO_MANY_QUARANTINED: 0.5,
     Outcome.PARENT_MISSING: 0.0,
+    Outcome.TOO_FEW_HOSTS: 1.0,
 }
 
 PRESENT: Final = 0
@@ -62,6 +63,7 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
         require_ttl("ttl_s", message.ttl_s)
     hinting.given(message.hints)
     check_tier(message.tier)
+    require_replicas("replicas", message.replicas)
     check_part_sizes(known.namespace, list(message.parts), list(message.part_bytes))
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
@@ -98,6 +100,7 @@ class Planner:
         self._tree: Tree = known.tree
         self._ttl_s = core.page_ttl_s(known) if message.ttl_s is None else message.ttl_s
         self._token_count = known.namespace.layout.page_tokens
+        self._is_refused = message.strict and _lacks_hosts(core, known, message)
         self._put = put
         self._message = message
         self._segments: dict[Segment, int] = {}
@@ -132,10 +135,12 @@ class Planner:
 
     def _plan_chain(self, first: int, chain: PutChain) -> None:
         tree, parts = self._tree, self._message.parts
+        if self._is_refused:
+            self._refuse_chain(first, chain, Outcome.TOO_FEW_HOSTS)
+            return
         above = tree.get(chain.parent) if chain.parent != ROOT_PARENT else None
         if above is None and chain.parent != ROOT_PARENT:
-            for part in parts:
-                self._refuse(first, len(chain.keys) // KEY_BYTES, part, Outcome.PARENT_MISSING)
+            self._refuse_chain(first, chain, Outcome.PARENT_MISSING)
             return
         found = tree.stretches(chain.keys)
         _check_chain(tree, chain, found)
@@ -154,14 +159,17 @@ class Planner:
             self._keep_end(chain)
 
     def _use(self, found: list[Stretch], hints: Hints) -> None:
-        """Pages that are there are used by a put, and live as long as it asks."""
-        asked_s = self._message.ttl_s
-        if asked_s is not None and found and asked_s > found[-1].run.ttl_s:
+        """Pages that are there are used by a put; they live as long, and have as many replicas, as
+        it asks.
+        """
+        asked_s, replicas = self._message.ttl_s or 0.0, self._message.replicas
+        if found and (asked_s > found[-1].run.ttl_s or replicas > found[-1].run.replicas):
             found[-1] = self._tree.cut_at_end(found[-1])  # what follows was not asked for
         for stretch in found:
-            if asked_s is not None:
-                stretch.run.ttl_s = max(stretch.run.ttl_s, asked_s)
-            self._core.touch(stretch.run, hints)
+            run = stretch.run
+            run.ttl_s = max(run.ttl_s, asked_s)
+            run.replicas = max(run.replicas, replicas)
+            self._core.touch(run, hints)
 
     def _keep_end(self, chain: PutChain) -> None:
         """Keep the last page of the chain that is in the tree, while its rest waits for room.
@@ -234,6 +242,10 @@ class Planner:
             wanted += count * size_class
         self.wanted_bytes[size_class] = wanted
 
+    def _refuse_chain(self, first: int, chain: PutChain, reason: Outcome) -> None:
+        for part in self._message.parts:
+            self._refuse(first, len(chain.keys) // KEY_BYTES, part, reason)
+
     def _refuse(self, first: int, count: int, part: int, reason: Outcome) -> None:
         self._refused.append(RefusedRange(first, count, part, reason, RETRY_AFTER_S[reason]))
 
@@ -251,7 +263,17 @@ class Planner:
                 run.plans = (*run.plans, plan)
                 run.progress_s = run.created_s = core.now
                 run.ttl_s = max(run.ttl_s, self._ttl_s)
+                run.replicas = max(run.replicas, self._message.replicas)
                 run.expires_s = max(run.expires_s, core.now + run.ttl_s)
+
+
+def _lacks_hosts(core: Core, known: KnownNamespace, message: BeginPut) -> bool:
+    """Whether fewer hosts could take the put's pages now than were asked for.
+
+    What nobody asked for is bounded by the hosts that there are.
+    """
+    size_class = size_class_of(max(message.part_bytes))
+    return placing.hosts_for(core, size_class) < (message.replicas or known.replicas)
 
 
 def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:

@@ -14,13 +14,12 @@ from master.chunk_values import chunk_head, decode_chunk, place_of
 
 if TYPE_CHECKING:
     from kvstore.record import Record
-    from master.chunk_values import ChunkValue
+    from master.chunk_values import Asked, ChunkValue
     from master.core import Core
-    from master.pool_time import Life
     from master.segments import Segment
 
-Lives = dict[int, tuple[int, "Life"]]
-"""By offset: a generation, and how long the page lives that has it."""
+AskedAt = dict[int, tuple[int, "Asked"]]
+"""By offset: a generation, and what was asked for the page that has it."""
 
 
 class Restored:
@@ -68,23 +67,23 @@ class Restored:
         """When the youngest page of which there is a value came in, in pool time; 0 without any."""
         values = (value for chunks in self._values.values() for value in chunks.values())
         rows = (row for value in values for row in decode_chunk(value).rows)
-        return max((row.life.created_s for row in rows), default=0.0)
+        return max((row.asked.life.created_s for row in rows), default=0.0)
 
-    def lives(self, segment: Segment, start: int, size_class: int) -> Lives:
-        """How long the pages of a chunk live, in pool time, as far as that was stored."""
+    def asked(self, segment: Segment, start: int, size_class: int) -> AskedAt:
+        """What was asked for the pages of a chunk, as far as that was stored."""
         value = self.get(segment.id, start)
         if value is None or value.size_class != size_class:
             return {}
         return {
-            start + slot * size_class: (row.generation, row.life)
+            start + slot * size_class: (row.generation, row.asked)
             for row in value.rows
             for slot in range(row.slot, row.slot + row.count)
         }
 
 
-def life_of(lives: Lives, record: Record) -> Life | None:
-    """The stored life of a record's page: an extent has a generation but once."""
-    found = lives.get(record.offset)
+def asked_for(asked: AskedAt, record: Record) -> Asked | None:
+    """What is stored of a record's page: an extent has a generation but once."""
+    found = asked.get(record.offset)
     return found[1] if found is not None and found[0] == record.generation else None
 
 

@@ -280,6 +280,8 @@ class OpenedNamespace:
         session: SessionId | None = None,
         request: bytes | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
     ) -> Message | None:
         """Plan a put of one chain; PutPlans, Failure, or None when it waits."""
         self.rig.puts += 1
@@ -294,6 +296,8 @@ class OpenedNamespace:
             wait,
             ttl_s,
             tier=tier,
+            replicas=replicas,
+            strict=strict,
         )
         return self.rig.ask(session or self.rig.engine, message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from kvstore.checksummed import checked, checksummed
 from kvstore.coordination.metadata_store import VALUE_BYTES_MAX
 from kvstore.errors import CorruptPage
+from kvstore.limits import REPLICAS_MAX
 from kvstore.record import RecordState, chunk_digest
 from master.chunk_values import (
+    Asked,
     ChainRow,
     ChunkHead,
     ChunkValue,
@@ -27,11 +30,13 @@ from master.pool_time import Life
 from tests.unit.master_rig import chain
 
 LIFE = Life(60.0, 5.0, 65.5)
+ASKED = Asked(LIFE)
 ROWS = [
-    ChainRow(0, 3, 0, 7, 4096, (2 << 32) | 9, bytes(32), LIFE),
-    ChainRow(5, 1, 1, 8, 4000, 11, b"p" * 32, Life(inf, -3.0, inf)),
+    ChainRow(0, 3, 0, 7, 4096, (2 << 32) | 9, bytes(32), ASKED),
+    ChainRow(5, 1, 1, 8, 4000, 11, b"p" * 32, Asked(Life(inf, -3.0, inf))),
 ]
-VALUE = ChunkValue(4096, ROWS, chain(1, 3) + chain(2, 1), bytes(range(32)))
+COLUMNS = chain(1, 3) + chain(2, 1), bytes(range(32))
+VALUE = ChunkValue(4096, ROWS, *COLUMNS)
 GOLDEN = "9b293935ac13f3b54062744cc113d8404f9f15f12b48036d9583cf6b4137719f"
 
 
@@ -49,10 +54,11 @@ def values(draw: st.DrawFn) -> ChunkValue:
         slot += draw(st.integers(0, 9))
         count = draw(st.integers(1, 9))
         life = Life(*(draw(st.floats(allow_nan=False)) for _ in range(3)))
+        asked = Asked(life, draw(st.integers(0, REPLICAS_MAX)))
         generation = draw(st.integers(0, (1 << 64) - 1))
         parent = draw(st.binary(min_size=32, max_size=32))
         part = draw(st.integers(0, 1023))
-        row = ChainRow(slot, count, part, draw(number), draw(number), generation, parent, life)
+        row = ChainRow(slot, count, part, draw(number), draw(number), generation, parent, asked)
         rows.append(row)
         slot += count
     pages = sum(row.count for row in rows)
@@ -62,6 +68,14 @@ def values(draw: st.DrawFn) -> ChunkValue:
 def test_the_stored_form_stays_what_it_is() -> None:
     assert hashlib.sha256(encoded(VALUE)).hexdigest() == GOLDEN
     assert len(encoded(VALUE)) == 24 + 2 * 80 + 4 * 40 + 8
+
+
+def test_replicas_that_were_asked_for_take_the_place_of_a_byte_that_was_zero() -> None:
+    (first, second), asked = ROWS, Asked(LIFE, 2)
+    more = ChunkValue(4096, [msgspec.structs.replace(first, asked=asked), second], *COLUMNS)
+    pairs = zip(encoded(VALUE)[:-8], encoded(more)[:-8], strict=True)  # but for the checksum
+    assert [pair for pair in pairs if pair[0] != pair[1]] == [(0, 2)]
+    assert decode_chunk(encoded(more)).rows[0].asked == asked
 
 
 @given(values())
@@ -102,7 +116,7 @@ def test_the_digest_is_the_workers() -> None:
 
 
 def test_the_largest_chunk_fits_a_value() -> None:
-    rows = [ChainRow(slot, 1, 0, 1, 4096, slot, b"p" * 32, LIFE) for slot in range(4096)]
+    rows = [ChainRow(slot, 1, 0, 1, 4096, slot, b"p" * 32, ASKED) for slot in range(4096)]
     value = ChunkValue(4096, rows, chain(1, 4096), chain(2, 1024))
     assert len(encoded(value)) <= VALUE_BYTES_MAX
     assert value.digest() == chunk_digest((s, RecordState.SEALED, s) for s in range(4096))

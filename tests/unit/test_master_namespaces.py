@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvstore import limits
@@ -91,6 +92,38 @@ def test_a_namespaces_ttl_is_durable_before_the_answer() -> None:
     assert rig.store == stored
     rig.takeover(2)
     assert [each.ttl_s for each in rig.master.core.namespaces] == [60.0]
+
+
+def test_a_namespaces_replicas_are_durable_and_leave_its_ttl_alone() -> None:
+    rig = Rig()
+    rig.ask(rig.engine, opened(ttl_s=60.0))
+    rig.ask(rig.engine, msgspec.structs.replace(opened(), replicas=3))
+    rig.ask(rig.engine, opened(ttl_s=70.0))
+    rig.takeover(2)
+    (known,) = rig.master.core.namespaces
+    assert (known.ttl_s, known.replicas) == (70.0, 3)
+    stored = dict(rig.store)
+    rig.ask(rig.engine, opened())
+    assert rig.store == stored
+
+
+def test_values_of_before_there_were_replicas_ask_for_none() -> None:
+    rig = Rig()
+    rig.open_namespace()
+    ((key, value),) = rig.store.items()
+    tag, *fields = msgspec.msgpack.decode(value[4:])
+    assert fields[-1] == 0
+    older = value[:4] + msgspec.msgpack.encode([tag, *fields[:-1]])
+    (known,) = MasterState(Tunables(), Epoch(2), [(key, older)]).core.namespaces
+    assert known.replicas == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 17])
+def test_a_number_of_replicas_that_is_never_right_is_named(wrong: int) -> None:
+    rig = Rig()
+    reply = failure(rig.ask(rig.engine, msgspec.structs.replace(opened(), replicas=wrong)))
+    assert reply.text == f"replicas: got {wrong}, want 1 to 16, or 0 for as many as usual"
+    assert not rig.store
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 0.5, 1e9, float("nan"), float("-inf")])

@@ -23,6 +23,7 @@ from kvstore.wire.messages.membership import (
 from master import adoption
 from master.chunk_values import (
     PREFIX,
+    Asked,
     ChainRow,
     ChunkValue,
     decode_chunk,
@@ -298,7 +299,7 @@ def test_chunks_that_overlap_are_not_both_believed() -> None:
     worker = rig.add_worker(chunk_bytes=32 << 20, chunks=1, join=False)
     worker.connect()
     half = 16 << 20  # where a chunk of this class of pages may begin, and a larger one covers it
-    row = ChainRow(0, 1, 0, 1, PAGE, 5, bytes(32), Life(TTL_S, 0.0, TTL_S))
+    row = ChainRow(0, 1, 0, 1, PAGE, 5, bytes(32), Asked(Life(TTL_S, 0.0, TTL_S)))
     digests = []
     for start, size_class in ((0, 2 * PAGE), (half, PAGE)):
         value = ChunkValue(size_class, [row], KEYS[:KEY_BYTES], bytes(8))

@@ -60,3 +60,5 @@ class Outcome(IntEnum):
     """This segment's quarantine is full: puts elsewhere go on."""
     TOO_BIG = 13
     """The encoded page does not fit its extent: plan a larger one."""
+    TOO_FEW_HOSTS = 14
+    """Fewer hosts lend now than the put wants replicas on, and it takes no fewer."""

@@ -35,6 +35,11 @@ class BeginPut(Message, frozen=True, tag=32):
     hints: Hints | None = None
     tier: str = ""
     """Where the pages had best lie, if there is room; else they go where all go."""
+    replicas: int = 0
+    """How many of each page are wanted, here or by an earlier put; 0: as many as the namespace
+    wants. One is planned here, the others are made from it."""
+    strict: bool = False
+    """Refuse the pages (TOO_FEW_HOSTS) unless so many hosts lend now."""
 
 
 class PlanSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
