@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyeclib.ec_iface import ECDriver
 
+from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-SHARDS_MAX: Final = 32
-"""k + m; the code itself would allow 256. A stripe lies on so many hosts, and is read from k."""
 STRIP_BYTES: Final = 32 * 1024
 """Of each shard at once. The library holds the interpreter lock, for some 40 µs then; and what it
 makes stays in the cache: shards of 1 MiB went 4 to 10 times as fast as in one piece."""
@@ -70,12 +69,12 @@ def decode(k: int, m: int, have: Mapping[int, memoryview], into: Mapping[int, me
             view[at:stop] = memoryview(found)[len(heads[number]) :]
 
 
-@lru_cache(maxsize=SHARDS_MAX)
+@lru_cache(maxsize=limits.SHARDS_MAX)
 def _driver(k: int, m: int) -> ECDriver:
     return ECDriver(k=k, m=m, ec_type=_BACKEND)
 
 
-@lru_cache(maxsize=SHARDS_MAX)
+@lru_cache(maxsize=limits.SHARDS_MAX)
 def _heads(k: int, m: int, strip_bytes: int) -> list[bytes]:
     """What the library puts before each fragment: its number and length, nothing of its bytes."""
     fragments = _driver(k, m).encode(bytes(k * strip_bytes))
@@ -101,12 +100,12 @@ def _require_writable(into: Iterable[memoryview]) -> None:
 
 def _require_code(k: int, m: int) -> None:
     for field, value in (("k", k), ("m", m)):
-        want = f"1 to {SHARDS_MAX}"
+        want = f"1 to {limits.SHARDS_MAX}"
         require(field, value, int, want)
-        if not 1 <= value <= SHARDS_MAX:
+        if not 1 <= value <= limits.SHARDS_MAX:
             raise BadValue(field, value, want)
-    if k + m > SHARDS_MAX:
-        raise BadValue("k + m", k + m, f"at most {SHARDS_MAX}")
+    if k + m > limits.SHARDS_MAX:
+        raise BadValue("k + m", k + m, f"at most {limits.SHARDS_MAX}")
 
 
 def _require_numbers(

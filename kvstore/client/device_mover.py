@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.choice import Choice
     from kvstore.transfer.device import Block
     from kvstore.transfer.memory import Memory
-    from kvstore.transfer.transport import IngestSpan, ReadSpan, Transport
+    from kvstore.transfer.transport import IngestSpan, Reader, ReadSpan, Transport
     from kvstore.wire.messages.common import SegmentRef
 
     TakeBuffer = Callable[[int], AbstractContextManager[Buffer]]
@@ -105,7 +105,7 @@ class DeviceMover(Mover):
                 outcomes += way.ingest([piece], buffer.memory, left_s)[0]
         return outcomes
 
-    def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
+    def _read_by(self, way: Reader, span: ReadSpan, timeout_s: float) -> bytes:
         deadline_s = time.monotonic() + timeout_s
         if isinstance(way, ShmTransport):
             found = way.devices.read(span, self._block, self._bounces, timeout_s)

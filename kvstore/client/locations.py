@@ -28,6 +28,7 @@ from kvstore.wire.messages.reads import (
     Remove,
     Removed,
 )
+from kvstore.wire.messages.stripes import require_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,6 +164,7 @@ def _check(located: Located, pages: int, namespace: Namespace) -> bytes:
             if not 0 <= copy.segment < segments:
                 raise MalformedMessage(f"LocatedCopy: segment {copy.segment} of {segments}")
             _check_size(copy, namespace)
+            _check_stripes(copy, run.count, located)
         readable[run.first : run.first + run.count] = b"\1" * run.count
     return bytes(readable)
 
@@ -176,6 +178,17 @@ def _check_size(copy: LocatedCopy, namespace: Namespace) -> None:
         good = 0 < size <= limits.CHUNK_BYTES
     if not good:
         raise MalformedMessage(f"LocatedCopy: part {copy.part} of {size} bytes")
+
+
+def _check_stripes(copy: LocatedCopy, pages: int, located: Located) -> None:
+    """Pages that are decoded from others have a stripe each, which makes sense."""
+    if copy.stripes and len(copy.stripes) != pages:
+        raise MalformedMessage(f"LocatedCopy: {len(copy.stripes)} stripes for {pages} pages")
+    for stripe in copy.stripes:
+        try:
+            require_shards(stripe, located.segments)
+        except BadValue as error:
+            raise MalformedMessage(f"LocatedCopy: {error}") from error
 
 
 def match_steps(query: Query, clock: Clock) -> Steps[Match]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.replica import Tier
 from kvstore.transfer.choice import nothing_moved
+from kvstore.transfer.degraded import DegradedReads
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import all_of
 from kvstore.wire.messages.common import Outcome
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.choice import Choice
     from kvstore.transfer.mapped_segment import HeldSpan
     from kvstore.transfer.memory import Memory
-    from kvstore.transfer.transport import IngestSpan, ReadSpan, Transport
+    from kvstore.transfer.transport import IngestSpan, Reader, ReadSpan, Transport
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.common import SegmentRef
 
@@ -94,6 +95,10 @@ class Mover(ABC):
         results: list[bytes] = []
         for span in spans:
             left_s = max(0.0, deadline_s - time.monotonic())
+            if span.stripes:
+                degraded = DegradedReads(self._choice.read, self._choice.rank)
+                results.append(self._read_by(degraded, span, left_s))
+                continue
             transport = self._choice.transport(span.segment, left_s)
             if transport is None:
                 self.wipe(span.places, span.part_bytes)
@@ -116,8 +121,8 @@ class Mover(ABC):
         """`Transport.ingest` from the caller's memory."""
 
     @abstractmethod
-    def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
-        """`Transport.read` into the caller's memory."""
+    def _read_by(self, way: Reader, span: ReadSpan, timeout_s: float) -> bytes:
+        """`Reader.read` into the caller's memory."""
 
 
 class HostMover(Mover):
@@ -137,7 +142,7 @@ class HostMover(Mover):
     ) -> list[bytes]:
         return way.ingest(spans, self._memory, timeout_s)
 
-    def _read_by(self, way: Transport, span: ReadSpan, timeout_s: float) -> bytes:
+    def _read_by(self, way: Reader, span: ReadSpan, timeout_s: float) -> bytes:
         return way.read(span, self._memory, timeout_s)
 
 

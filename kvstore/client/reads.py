@@ -39,6 +39,8 @@ RENEW_TIMEOUT_S: Final = 1.0
 _SUSPECT: Final = frozenset((Outcome.CHECKSUM, Outcome.STALE))
 """Under a valid lease neither the bytes nor the record of a page may be anything but its own."""
 
+_DECODED: Final = 1 << 42
+"""Rank of pages that are decoded from others: after every replica."""
 _HIT: Final = Hit()
 _RANKED: Final = itemgetter(0)
 
@@ -122,6 +124,8 @@ class _Read:
                 reachable: list[tuple[int, LocatedCopy]] = []
                 for copy in run.copies:
                     ranked = ranks[copy.segment]
+                    if copy.stripes and not self.request.needs_lease:
+                        ranked = _DECODED
                     if copy.part == part and ranked is not None:
                         reachable.append((ranked, copy))
                 reachable.sort(key=_RANKED)  # stable: copies alike keep the master's order
@@ -199,9 +203,12 @@ class _Read:
         copy, request = stretch.copy, self.request
         first, stop = stretch.first, stretch.first + stretch.pages
         keys = request.locations.chain.packed[first * KEY_BYTES : stop * KEY_BYTES]
+        segments = stretch.piece.located.segments
         return ReadSpan(
-            stretch.piece.located.segments[copy.segment], request.part, copy.part_bytes, keys,
+            segments[copy.segment], request.part, copy.part_bytes, keys,
             *stretch.columns(), request.places[first:stop],
+            copy.stripes[stretch.start : stretch.start + stretch.pages],
+            segments if copy.stripes else (),
         )  # fmt: skip
 
     def other(self, stretch: _Stretch) -> ReadSpan | None:
@@ -219,14 +226,15 @@ class _Read:
         Bytes that do not match are read once more; then, as after anything else, comes the next
         replica, and after the last a miss.
         """
-        if code == Outcome.CHECKSUM and not stretch.reread:
+        is_decoded = bool(stretch.copy.stripes)
+        if code == Outcome.CHECKSUM and not stretch.reread and not is_decoded:
             self.queue.append(msgspec.structs.replace(stretch, reread=True))
             return False
         if stretch.at + 1 < len(stretch.copies):
             self.queue.append(msgspec.structs.replace(stretch, at=stretch.at + 1, reread=False))
         else:
             self.miss(stretch, miss_reason(code) if code != Outcome.MISSING else MissReason.STALE)
-        return code in _SUSPECT
+        return code in _SUSPECT and not is_decoded
 
 
 def read_steps(

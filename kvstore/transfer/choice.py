@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.rpc.identity import Identity
     from kvstore.transfer.device import Block
+    from kvstore.transfer.memory import Memory
     from kvstore.transfer.transport import ReadSpan, Transport
     from kvstore.wire.messages.common import Address, SegmentRef
 
@@ -155,6 +156,16 @@ class Choice:
             if found is not None:
                 return found
         return None
+
+    def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
+        """As Transport.read, by the best way that there is now, and learn from it."""
+        way = self.transport(span.segment, timeout_s)
+        if way is None:
+            return all_of(Outcome.TRANSPORT, len(span))
+        began_s = self._clock.now_s()
+        outcomes = way.read(span, into, timeout_s)
+        self.note_read(way, span, outcomes, self._clock.now_s() - began_s)
+        return outcomes
 
     def kind_of(self, transport: Transport) -> str:
         """The name of its kind, as configured; "closed" once it was dropped."""

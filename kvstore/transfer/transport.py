@@ -16,6 +16,7 @@ from kvstore.page import checksum_seeds, seeded_checksum
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome, SegmentRef
 from kvstore.wire.messages.puts import BufferSource, EngineSource, Ingest, StreamSource
+from kvstore.wire.messages.stripes import StripedPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,6 +84,9 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
     checksums: bytes
     places: tuple[int, ...]
     """Byte offsets in the destination (for views: positions in the result), one a page."""
+    stripes: tuple[StripedPage, ...] = ()
+    """One a page where pages are decoded from others, which lie in `segments`."""
+    segments: tuple[SegmentRef, ...] = ()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -99,11 +103,12 @@ class ReadSpan(msgspec.Struct, frozen=True, gc=False):
             generations=self.generations[column],
             checksums=self.checksums[column],
             places=self.places[start:stop],
+            stripes=self.stripes[start:stop],
         )
 
 
-class Transport(Protocol):
-    """One way to one worker's segments. Thread-safe. Failures are Outcome bytes, not errors."""
+class Reader(Protocol):
+    """Brings pages. Thread-safe. Failures are Outcome bytes, not errors."""
 
     def read(self, span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
         """One Outcome byte a page.
@@ -113,6 +118,10 @@ class Transport(Protocol):
         Anything else: that place holds zeros.
         """
         ...
+
+
+class Transport(Reader, Protocol):
+    """One way to one worker's segments."""
 
     def ingest(self, spans: Sequence[IngestSpan], source: Memory, timeout_s: float) -> list[bytes]:
         """Have the worker pull these pages; one Outcome byte a page for each span.

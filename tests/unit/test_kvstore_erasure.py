@@ -11,8 +11,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.erasure import SHARDS_MAX, STRIP_BYTES, decode, encode
+from kvstore.erasure import STRIP_BYTES, decode, encode
 from kvstore.errors import BadValue
+from kvstore.limits import SHARDS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,6 +7,7 @@ import msgspec
 from kvstore.hints import Hints
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
+from kvstore.wire.messages.stripes import StripedPage
 
 
 class PutChain(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -130,6 +131,16 @@ class PeerSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     generations: bytes
 
 
+class StripeSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """The bytes are decoded from shards that other workers hold; one entry a page.
+
+    For what was lost, and parity: only a master asks for it, over the worker's control connection.
+    """
+
+    segments: tuple[SegmentRef, ...]
+    pages: tuple[StripedPage, ...]
+
+
 class Ingest(Message, frozen=True, tag=35):
     """Client (or master) to worker: pull these pages, verify, seal: some pages of a plan's span.
 
@@ -153,7 +164,7 @@ class Ingest(Message, frozen=True, tag=35):
     offsets: bytes
     checksums: bytes
     """Packed u64, computed by the writer over its own buffer before this was sent."""
-    source: BufferSource | StreamSource | EngineSource | ExtentSource | PeerSource
+    source: BufferSource | StreamSource | EngineSource | ExtentSource | PeerSource | StripeSource
 
 
 class Ingested(Message, frozen=True, tag=36):

@@ -8,6 +8,7 @@ from kvstore.hints import Hints
 from kvstore.standing import Standing
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import SegmentRef
+from kvstore.wire.messages.stripes import StripedPage
 
 
 class MatchPrefix(Message, frozen=True, tag=48):
@@ -41,6 +42,9 @@ class LocatedCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offsets: bytes
     generations: bytes
     checksums: bytes
+    stripes: tuple[StripedPage, ...] = ()
+    """One a page where nobody holds it, and others give it: then segment and offsets say nothing,
+    and generations are of the stripes."""
 
 
 class LocatedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
