@@ -22,6 +22,7 @@ FLAGS: Final = (
     ("--nvme-codec", "NAME", "how parts lie there: none, lz4, zstd, lz4-planes, zstd-planes, auto"),
     ("--staging", "SIZE", "memory through which readers of this host see pages of disks"),
     ("--mover-threads", "COUNT", "moves between memory and disks at once"),
+    ("--scrub-bytes-per-s", "SIZE", "of each segment, verified unasked; 0 for nothing"),
     ("--chunk", "SIZE", "size of a chunk, which no part may exceed"),
     ("--segment-dir", "DIR", "folder of a memory file system, e.g. /dev/shm"),
     ("--transports", "NAME[,...]", "ways to offer: shm, tcp, mooncake"),

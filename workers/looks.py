@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.record import RecordState
-from workers.metrics import DiskLook, Look, SegmentLook, StagingLook
+from workers.metrics import DiskLook, Look, ScrubLook, SegmentLook, StagingLook
 from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
@@ -55,8 +55,15 @@ def _segment_look(service: Service, segment: Segment) -> SegmentLook:
         reserved=by_state[RecordState.RESERVED],
         sealed=by_state[RecordState.SEALED],
         removed=by_state[RecordState.REMOVED],
+        scrub=_scrub_look(service, segment.id),
         disk=_disk_look(segment) if isinstance(segment, NvmeSegment) else None,
     )
+
+
+def _scrub_look(service: Service, segment: str) -> ScrubLook:
+    found = service.state.rounds.by_segment[segment]
+    unverified_s = found.unverified_s(service.clock.now_s())
+    return ScrubLook(found.ended, found.extents, found.bytes, found.damaged, unverified_s)
 
 
 def _disk_look(segment: NvmeSegment) -> DiskLook:

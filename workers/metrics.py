@@ -112,6 +112,18 @@ class StagingLook(msgspec.Struct, frozen=True):
     failed: int
 
 
+class ScrubLook(msgspec.Struct, frozen=True):
+    """What the scrubber has done in a segment since the start; bytes are of extents."""
+
+    rounds: int
+    """From the segment's beginning to its end."""
+    extents: int
+    bytes: int
+    damaged: int
+    unverified_s: float
+    """No page was looked at longer ago, counted from the first round at the earliest."""
+
+
 class SegmentLook(msgspec.Struct, frozen=True):
     """One segment at one moment: extents by what their record says."""
 
@@ -122,6 +134,7 @@ class SegmentLook(msgspec.Struct, frozen=True):
     reserved: int
     sealed: int
     removed: int
+    scrub: ScrubLook
     disk: DiskLook | None = None
 
 
@@ -189,6 +202,7 @@ class WorkerCollector(Collector):
         )  # fmt: skip
         yield from _labelled(look)
         yield from _segments(look)
+        yield from _scrubs(look)
         yield from _disks(look)
         if look.staging is not None:
             yield from _staging(look.staging)
@@ -227,6 +241,22 @@ def _segments(look: Look) -> Iterator[Metric]:
             extents.add_metric([each.segment, each.tier, state], getattr(each, state))
     yield capacity
     yield extents
+
+
+def _scrubs(look: Look) -> Iterator[Metric]:
+    families: dict[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str]] = {
+        "rounds": (CounterMetricFamily, "Rounds of the scrubber through a segment."),
+        "extents": (CounterMetricFamily, "Extents that it verified."),
+        "bytes": (CounterMetricFamily, "Bytes of extents that it verified."),
+        "damaged": (CounterMetricFamily, "Extents that it found damaged."),
+        "unverified_s": (GaugeMetricFamily, "No page was verified longer ago."),
+    }
+    for name, (kind, text) in families.items():
+        unit = name.replace("_s", "_seconds")
+        family = kind(f"kvharbor_worker_scrub_{unit}", text, labels=["segment"])
+        for each in look.segments:
+            family.add_metric([each.segment], getattr(each.scrub, name))
+        yield family
 
 
 def _disks(look: Look) -> Iterator[Metric]:

@@ -69,10 +69,8 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         ]
         unix, tcp = (bound_address(sock) for sock in sockets)
         addresses = _addresses(config, unix, tcp)
-        state = WorkerState(
-            Profile(config.id, config.host, addresses, lent.tiers, config.rack, config.zone),
-            lent.tables,
-        )
+        profile = Profile(config.id, config.host, addresses, lent.tiers, config.rack, config.zone)
+        state = WorkerState(profile, lent.tables, config.scrub_bytes_per_s)
         identity = Identity(Role.WORKER, name=config.id, secret=secret, cluster=cluster.name)
         line = ReportLine(identity.renewed())
         engine = open_engine(config, lent, clock, undo)

@@ -165,6 +165,22 @@ def test_a_disk_is_lent_below_the_memory_and_found_again(
     assert [each.name for each in tmp_path.iterdir()] == [f"kvharbor-testing-{first.segment}"]
 
 
+@pytest.mark.parametrize(("pace", "rounds"), [("1TiB", 3), ("0", 0)])
+def test_segments_are_gone_through_unasked_at_the_pace_that_was_set(
+    folder: Path, leader: Leader, pace: str, rounds: int
+) -> None:
+    with started(folder, leader, scrub_bytes_per_s=pace) as process:
+        admin = announced(folder, process).admin
+
+        def gone_through() -> int:
+            look = json.loads(get(f"http://{admin}/status")[1])["segments"][0]["scrub"]
+            return int(look["rounds"])
+
+        while gone_through() < rounds:
+            assert process.poll() is None
+        assert (gone_through() > 0) == (rounds > 0)
+
+
 def test_a_device_is_lent_beside_the_memory(folder: Path, leader: Leader) -> None:
     lives: list[SegmentOffer] = []
     for _ in range(2):

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
-from workers.metrics import Counts, DiskLook, Look, SegmentLook, StagingLook, exposition
+from workers.metrics import (
+    Counts,
+    DiskLook,
+    Look,
+    ScrubLook,
+    SegmentLook,
+    StagingLook,
+    exposition,
+)
 
 DISK = DiskLook("read_only", "EROFS", True, 3, 11, 1100, 2200, 13, 1300, {"stale": 5})
+
+
+SCRUB = ScrubLook(3, 70, 8192, 2, 12.5)
+NO_SCRUB = ScrubLook(0, 0, 0, 0, 0.0)
 
 
 def look(moves: dict[str, int]) -> Look:
     return Look(
         "w", "c", 1, True, False, 0, 0, 0, 0, 0, 0, 0, {}, moves, {"ok": 6}, {"tcp": 700}, 800,
-        (SegmentLook("m", "dram", 1, 64, 0, 1, 0), SegmentLook("n", "nvme", 1, 64, 0, 1, 0, DISK)),
+        (
+            SegmentLook("m", "dram", 1, 64, 0, 1, 0, SCRUB),
+            SegmentLook("n", "nvme", 1, 64, 0, 1, 0, NO_SCRUB, DISK),
+        ),
         StagingLook(256, 7, 8, 9, 10),
     )  # fmt: skip
 
@@ -66,3 +81,15 @@ def test_every_figure_of_a_disk_is_exposed() -> None:
         'kvharbor_worker_staged_pages_total{result="failed"} 10.0',
     }
     assert not any('segment="m"' in line for line in lines if "_disk_" in line)
+
+
+def test_what_the_scrubber_does_is_exposed_by_segment() -> None:
+    lines = set(exposition(lambda: look({})).decode().splitlines())
+    assert lines >= {
+        'kvharbor_worker_scrub_rounds_total{segment="m"} 3.0',
+        'kvharbor_worker_scrub_extents_total{segment="m"} 70.0',
+        'kvharbor_worker_scrub_bytes_total{segment="m"} 8192.0',
+        'kvharbor_worker_scrub_damaged_total{segment="m"} 2.0',
+        'kvharbor_worker_scrub_unverified_seconds{segment="m"} 12.5',
+        'kvharbor_worker_scrub_damaged_total{segment="n"} 0.0',
+    }
