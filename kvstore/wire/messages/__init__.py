@@ -13,13 +13,15 @@ from kvstore.wire.messages import (
     pins,
     puts,
     reads,
+    relocation,
     replicas,
     transfers,
 )
 from kvstore.wire.messages.base import Message, tag_of
 
 CONVERSATIONS: Final = (
-    hello, namespaces, puts, reads, replicas, pins, operator, membership, transfers, engine,
+    hello, namespaces, puts, reads, replicas, pins, operator, relocation, membership, transfers,
+    engine,
 )  # fmt: skip
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()
