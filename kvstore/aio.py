@@ -379,8 +379,8 @@ class AsyncKVStore:
         match step:
             case IngestPages(ingests, timeout_s):
                 return await in_thread(lambda: mover.ingest(ingests, timeout_s))
-            case ReadPages(reads, timeout_s):
-                return await in_thread(lambda: mover.read(reads, timeout_s))
+            case ReadPages(reads, timeout_s, others):
+                return await in_thread(lambda: mover.read(reads, timeout_s, others))
             case WipePages(places, size_bytes):
                 mover.wipe(places, size_bytes)
         return None
