@@ -271,7 +271,7 @@ class HedgingMover(HostMover):
 
     def _may_hedge(self, span: ReadSpan, timeout_s: float) -> bool:
         """A few bytes, over a network: what lies on this host is at most as far as its memory."""
-        if _bytes_of(span) > HEDGED_BYTES_MAX:
+        if span.stripes or _bytes_of(span) > HEDGED_BYTES_MAX:
             return False
         way = self._choice.transport(span.segment, timeout_s)
         return way is not None and not isinstance(way, ShmTransport)

@@ -212,11 +212,15 @@ class _Read:
         )  # fmt: skip
 
     def other(self, stretch: _Stretch) -> ReadSpan | None:
-        """The same pages as the next replica has them, if another worker has one."""
+        """The same pages as the next replica has them, if another worker has one.
+
+        Pages to be decoded are no replica, and take several workers as it is.
+        """
         segments = stretch.piece.located.segments
         mine = segments[stretch.copy.segment].worker
         for at in range(stretch.at + 1, len(stretch.copies)):
-            if segments[stretch.copies[at].segment].worker != mine:
+            other = stretch.copies[at]
+            if not other.stripes and segments[other.segment].worker != mine:
                 return self.span(msgspec.structs.replace(stretch, at=at))
         return None
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 
 from kvstore.client import hedged_reads
@@ -23,10 +24,12 @@ from kvstore.client.hedged_reads import (
     HedgingMover,
 )
 from kvstore.segment import Geometry
+from kvstore.transfer.degraded import DegradedReads
 from kvstore.transfer.memory import Memory
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.transport import ReadSpan
 from kvstore.wire.messages.common import Outcome, SegmentRef
+from kvstore.wire.messages.stripes import Shard, StripedPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -326,11 +329,17 @@ def test_reads_over_a_network_are_hedged_once_enough_were_seen() -> None:
     hedger.close()
 
 
-def test_what_lies_on_this_host_or_nowhere_else_or_is_large_is_not_hedged() -> None:
+def test_what_lies_on_this_host_or_nowhere_else_or_is_large_is_not_hedged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DegradedReads, "read", lambda self, asked, into, timeout_s: GOOD)
     one, two = span("first"), span("other")
+    shards = (Shard(0, 0, 0, bytes(32), 0, 1, 0),)
+    decoded = msgspec.structs.replace(one, stripes=(StripedPage(1, 1, 1, shards),) * PAGES)
     for way, asked, other in (
         (Shm(), one, two),
         (REMOTE, one, None),
+        (REMOTE, decoded, two),
         (REMOTE, span("first", 2, HEDGED_BYTES_MAX), span("other", 2, HEDGED_BYTES_MAX)),
     ):
         mover, hedger = reading(way)

@@ -25,6 +25,7 @@ from kvstore.wire.messages.reads import (
     RenewLease,
     ReportSuspect,
 )
+from kvstore.wire.messages.stripes import Shard, StripedPage
 from tests.unit.client_scripts import Script, copy, located, opened, segment, u64
 
 if TYPE_CHECKING:
@@ -189,6 +190,20 @@ def test_who_hedges_is_told_where_else_each_page_lies() -> None:
     # "far" is of the worker of "best", and after "near" nothing is left but that.
     assert ties.tried() == ["best", "far", "near"]
     assert others == [("near", pool.places), ("near", pool.places[:1]), None]
+
+
+def test_pages_that_are_to_be_decoded_are_no_replica_to_hedge_by() -> None:
+    pool = Pool(1, far=True)
+    far, near = pool.run.copies
+    shards = (Shard(0, 0, 0, bytes(32), 0, 1, 0),)
+    striped = msgspec.structs.replace(far, stripes=(StripedPage(1, 1, 1, shards),))
+    pool.run = LocatedRun(0, 1, (near, striped))
+    script = pool.script
+    request = ReadRequest(
+        pool.match(), 0, pool.places, script.clock.now_s() + 10.0, is_hedged=True
+    )  # fmt: skip
+    assert drive(read_steps(request, script.clock, rank), script) == [Hit()]
+    assert script.others == [None]
 
 
 def test_who_does_not_hedge_is_told_nothing() -> None:
