@@ -6,14 +6,18 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvstore.limits import LEASE_MARGIN_S
 from kvstore.record import RecordState
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested
+from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
 from tests.simulation import master_view
+from tests.simulation.leases import Lease
 from tests.simulation.pages import keys_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvstore.wire.messages.base import Message
     from master.state import MasterState
     from tests.simulation.checks import Checks
@@ -50,32 +54,51 @@ class MoveChecks:
     # --- moves --------------------------------------------------------------------------------
 
     def begins(self, master: SimMaster, message: Ingest) -> None:
-        """The master has a page copied: from sealed extents to free ones of the same worker."""
+        """The master has a page copied: from sealed extents to free ones, of another worker if it
+        says so.
+        """
         checks, source = self._checks, message.source
-        assert isinstance(source, ExtentSource), source
-        checks.world.note(f"master moves {len(message.offsets) // 8} to {message.segment}")
-        checks.world.counts[f"moves to {checks.memories[message.segment].tier}"] += 1
+        assert isinstance(source, ExtentSource | PeerSource), source
+        name = source.segment if isinstance(source, ExtentSource) else source.segment.segment
         core = master_view.core_of(master)
-        target = core.segments[message.segment]
-        if target.worker != core.segments[source.segment].worker:
-            checks.fail("I6", f"a move from {source.segment} to {message.segment}")
+        target, origin = core.segments[message.segment], core.segments[name]
+        word = "moves" if isinstance(source, ExtentSource) else "copies"
+        checks.world.note(f"master {word} {len(message.offsets) // 8} to {message.segment}")
+        checks.world.counts[f"{word} to {target.tier}"] += 1
+        if (target.worker == origin.worker) is isinstance(source, PeerSource):
+            checks.fail("I6", f"{word} from {origin.id} to {target.id}")
         checks.answers.is_planned(master, target.ref, message)
-        memory = checks.memories[source.segment]
-        rows = zip(
-            keys_of(message.keys), array("Q", source.offsets), array("Q", source.generations),
-            strict=True,
-        )  # fmt: skip
-        for key, offset, generation in rows:
-            if memory.incarnation != source.incarnation or offset in memory.damaged:
+        self._is_sealed(master, message, source)
+        if isinstance(source, PeerSource):
+            self._holds(master, message, source)
+
+    def _is_sealed(
+        self, master: SimMaster, message: Ingest, source: ExtentSource | PeerSource
+    ) -> None:
+        """I3: what is copied is what it is said to be."""
+        checks = self._checks
+        segment, incarnation = _life(source)
+        memory = checks.memories[segment]
+        for key, offset, generation in _pages(message, source):
+            if memory.incarnation != incarnation or offset in memory.damaged:
                 continue
-            size_class = master_view.size_class_at(master, source.segment, offset)
+            size_class = master_view.size_class_at(master, segment, offset)
             record = memory.record(offset, size_class)
             if (
                 record is None
                 or record.state is not RecordState.SEALED
                 or (record.key, record.generation) != (key, generation)
             ):
-                checks.fail("I3", f"{source.segment}+{offset} is copied, but holds {record}")
+                checks.fail("I3", f"{segment}+{offset} is copied, but holds {record}")
+
+    def _holds(self, master: SimMaster, message: Ingest, source: PeerSource) -> None:
+        """I35: what another worker reads stays for as long as the copy may take."""
+        under_way = master_view.core_of(master).moves.in_flight.values()
+        move = next(m for m in under_way if m.plan.generation == message.generation)
+        until_s = move.leased_until_s - LEASE_MARGIN_S
+        for _, offset, generation in _pages(message, source):
+            lease = Lease(offset, message.part_bytes, generation, until_s)
+            self._checks.leases.hold(_life(source), lease)
 
     def ended(self, reply: Message | None) -> None:
         """A worker has answered a move, or not."""
@@ -142,6 +165,18 @@ class MoveChecks:
                 mask = run.readable(known.tree.parts, core.version)
                 pages.update(run.key(page) for page in range(len(run)) if mask[page])
         return Present(master.core, core.version, frozenset(pages), _gone(master.core))
+
+
+def _life(source: ExtentSource | PeerSource) -> tuple[str, int]:
+    """Segment and incarnation of what is copied."""
+    named = source if isinstance(source, ExtentSource) else source.segment
+    return named.segment, named.incarnation
+
+
+def _pages(message: Ingest, source: ExtentSource | PeerSource) -> Iterator[tuple[bytes, int, int]]:
+    """(key, offset, generation) of each page where it is copied from."""
+    columns = array("Q", source.offsets), array("Q", source.generations)
+    return zip(keys_of(message.keys), *columns, strict=True)
 
 
 def _gone(state: MasterState) -> int:

@@ -18,6 +18,7 @@ from kvstore.replica import ExtentEvent
 from kvstore.wire.messages.puts import SealedNoted
 from master import core as master_core
 from master import membership as master_membership
+from master import moves as master_moves
 from master import placing
 from master import stopping as master_stopping
 from master.directory import Tree
@@ -297,6 +298,11 @@ def failed_disks_have_inventories(patch: Patch) -> None:
 def failures_of_disks_are_not_told(patch: Patch) -> None:
     """A worker keeps to itself that a disk gives nothing back."""
     patch.setattr(Membership, "medium_changed", lambda self, segment, medium, now: [])
+
+
+def copies_are_not_leased(patch: Patch) -> None:
+    """What another worker reads may go meanwhile."""
+    patch.setattr(master_moves, "_lease", lambda *args: 0.0)
 
 
 MANY_VIEWS: Final[Changes] = {

@@ -64,6 +64,8 @@ class Options:
     watermark_demote: float = 0.5
     admission: str = "all"
     promote_hits: int = 2
+    replicas: int = 1
+    """That pages want for which nobody asked for more."""
     etcd_faults: float = 0.0
     stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class Options:
             lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0,
             watermark_demote=self.watermark_demote, nvme_admission=self.admission,
             promote_hits=self.promote_hits, stale_read_max_s=self.stale_read_max_s,
+            replicas=self.replicas,
         )  # fmt: skip
 
 

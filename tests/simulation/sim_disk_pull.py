@@ -48,7 +48,7 @@ class DiskPullRun(PullRun):
         if self.is_cancelled:
             return Outcome.FENCED
         if not self.is_right(each.page, memoryview(brought)):
-            return Outcome.CHECKSUM
+            return self.mismatch(each.page)
         form = encoded(CODEC, memoryview(brought))
         self.stored_max = max(self.stored_max, len(form.stored))
         if len(form.stored) > self.start.size_class:

@@ -15,7 +15,7 @@ from kvstore.limits import put_timeout_s
 from kvstore.page import payload_checksum
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import BufferSource, ExtentSource, StreamSource
+from kvstore.wire.messages.puts import BufferSource, ExtentSource, PeerSource, StreamSource
 from tests.simulation.disk import DiskStore
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.pages import keys_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.simulation.rpc import Endpoint
+    from tests.simulation.sim_peer import PeerRead
     from tests.simulation.sim_worker import SimWorker
     from workers.events import StartPull
 
@@ -57,8 +58,13 @@ class PullRun:
     stored_max = 0
     """As in Ingested."""
 
-    def __init__(self, worker: SimWorker, start: StartPull, endpoint: Endpoint, call: int) -> None:
-        """Nothing is touched yet; `call` is the caller's number of the request."""
+    def __init__(
+        self, worker: SimWorker, start: StartPull, endpoint: Endpoint, call: int,
+        peer: PeerRead | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing is touched yet; `call` is the caller's number of the request, `peer` brings the
+        pages of a copy.
+        """
         self.worker = worker
         self.number = start.pull
         self.start = start
@@ -68,6 +74,7 @@ class PullRun:
         self.is_cancelled = False
         self._endpoint = endpoint
         self._call = call
+        self._peer = peer
         self._keys = keys_of(start.message.keys)
         self._offsets = array("Q", start.message.offsets)
         self._checksums = array("Q", start.message.checksums)
@@ -111,6 +118,8 @@ class PullRun:
         """Pull everything, then tell the worker."""
         for stretch in self.start.stretches:
             yield from self._pull(stretch)
+        if self._peer is not None:
+            self._peer.close()
         self.worker.pull_ended(self)
 
     def _pull(self, stretch: Stretch) -> Steps[None]:
@@ -178,11 +187,16 @@ class PullRun:
             memory.payload[each.offset + start : each.offset + stop] = data
             yield self.worker.copy_delay_s()
         place = memory.payload[each.offset : each.offset + size]
-        return Outcome.OK if self.is_right(each.page, place) else Outcome.CHECKSUM
+        return Outcome.OK if self.is_right(each.page, place) else self.mismatch(each.page)
 
     def is_right(self, page: int, data: bytes | memoryview) -> bool:
         """Whether this is what the page's writer hashed."""
         return has_checksum(data, self._keys[page], self.message.part, self._checksums[page])
+
+    def mismatch(self, page: int) -> Outcome:
+        """Why a page is not what its writer hashed, as far as whoever brought it knows."""
+        reasons = {} if self._peer is None else self._peer.reasons
+        return reasons.get(page, Outcome.CHECKSUM)
 
     @property
     def failure(self) -> Outcome:
@@ -196,6 +210,8 @@ class PullRun:
             return None
         if isinstance(source, ExtentSource):
             return self._moved(source, page, start, stop)
+        if isinstance(source, PeerSource):
+            return (yield from self._copied(page, start, stop))
         if isinstance(source, BufferSource):
             data = self.worker.client_bytes(self._endpoint, source, page, start, stop)
             if data is None:
@@ -209,6 +225,17 @@ class PullRun:
             self._news = Signal()
             yield from wait(world, self.worker.name, self._news, 0.5, False)
         return self.arrived.get((page, start))
+
+    def _copied(self, page: int, start: int, stop: int) -> Steps[bytes | None]:
+        """Bytes of an extent of another worker, which are verified whole."""
+        assert self._peer is not None
+        if (page, 0) not in self.arrived:
+            data = yield from self._peer.page(page)
+            if data is None or self.worker.world.now >= self._deadline_s:
+                self._failed = Outcome.TRANSPORT
+                return None
+            self.arrived[page, 0] = data
+        return self.arrived[page, 0][start:stop]
 
     def _moved(self, source: ExtentSource, page: int, start: int, stop: int) -> bytes | None:
         """Bytes of an extent of this worker; from a disk a whole page is read at once."""

@@ -19,12 +19,13 @@ from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.common import Address, Outcome
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import InventoryRows
-from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested
+from kvstore.wire.messages.puts import BufferSource, Ingest, Ingested, PeerSource
 from kvstore.wire.messages.transfers import ReadExtents, ReleaseStaged, StageExtents
 from tests.simulation.disk import DiskStore
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.rpc import Endpoint
 from tests.simulation.sim_disk_pull import DiskPullRun
+from tests.simulation.sim_peer import PeerRead
 from tests.simulation.sim_pull import Piece, PullRun
 from tests.simulation.sim_reads import serve_read
 from tests.simulation.sim_staging import SimStaging
@@ -79,6 +80,8 @@ class SimWorker:
         if staging is not None:
             self.mapped[staging.segment] = staging
         self.masters: dict[str, SimMaster] = {}
+        self.others: dict[str, SimWorker] = {}
+        """All workers, by name, as they are found at their addresses."""
         self.clients: Callable[[str], SimClient] = _no_client
         self.core: WorkerState | None = None
         self.may_end = False
@@ -316,7 +319,9 @@ class SimWorker:
         endpoint, number = self._requests[action.request]
         on_disk = isinstance(self.memories[action.message.segment], DiskStore)
         kind = DiskPullRun if on_disk else PullRun
-        pull = kind(self, action, endpoint, endpoint.caller_number(number))
+        is_copy = isinstance(action.message.source, PeerSource)
+        peer = PeerRead(self, action.message) if is_copy else None
+        pull = kind(self, action, endpoint, endpoint.caller_number(number), peer)
         self.pulls[action.pull] = pull
         spawn(self.world, self.name, pull.run(), self.copy_delay_s())
 

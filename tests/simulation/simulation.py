@@ -99,6 +99,7 @@ class Simulation:
         worker = SimWorker(self.world, name, stores, self.checks, staging)
         worker.copy_delay_max_s = self.options.slow_pull_s
         worker.masters = self.masters
+        worker.others = self.workers
         worker.clients = self.clients_by_name
         self.workers[name] = worker
         self.checks.workers[name] = worker

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.errors import InvariantBroken
 from tests.simulation import leader_mutants, mutants
+from tests.simulation import test_simulation_copies as copies
 from tests.simulation import test_simulation_failover as failover
 from tests.simulation import test_simulation_losses as losses
 from tests.simulation import test_simulation_tiers as tiers
@@ -85,6 +86,7 @@ def test_the_simulation_notices_a_missing_guard(name: str, monkeypatch: pytest.M
             mutants.failures_of_disks_are_not_told,
             tiers.test_a_disk_that_gives_nothing_back_takes_its_pages_along,
         ),
+        (mutants.copies_are_not_leased, copies.page_is_removed_meanwhile),
     ],
 )
 def test_a_scene_notices_a_missing_guard(
@@ -97,9 +99,10 @@ def test_a_scene_notices_a_missing_guard(
     how: dict[str, Changes] = {
         tiers.__name__: {"lease_ttl_s": 1.0, **tiers.AHEAD},
         failover.__name__: {"masters": 2, "etcd": True},
+        copies.__name__: copies.TWO,
     }
     more = how.get(scene_of.__module__, {})
-    scene = Scene(clients=2, **more)  # type: ignore[arg-type]  # as of Scene
+    scene = Scene(**{"clients": 2, **more})  # type: ignore[arg-type]  # as of Scene
     try:
         with pytest.raises((AssertionError, InvariantBroken)):
             scene_of(scene)
