@@ -40,6 +40,7 @@ from kvstore.wire.messages.puts import (
     Ingested,
     PeerSource,
     StreamSource,
+    StripeSource,
 )
 from kvstore.wire.messages.transfers import (
     AttachBuffer,
@@ -273,7 +274,7 @@ class DataSession:
                 return OpenIngest(request_id, stream, stream=stream)
             case EngineSource():
                 return OpenIngest(request_id, self._service.require_engine().source(message))
-            case ExtentSource() | PeerSource():
+            case ExtentSource() | PeerSource() | StripeSource():
                 raise BadValue("source", "extents", "a source that the client itself can reach")
 
     def _progress(self) -> None:

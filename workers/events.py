@@ -13,6 +13,7 @@ import msgspec
 
 from kvstore.wire.messages.base import Message
 from kvstore.wire.messages.puts import Ingest
+from kvstore.wire.messages.stripes import HashParity
 
 MOVER: Final = 0
 """The session of what the leader asks to be moved or copied; clients' are numbered from 1."""
@@ -65,8 +66,8 @@ class MasterAnswered(msgspec.Struct, frozen=True):
 
 
 class CommandReceived(msgspec.Struct, frozen=True):
-    """The master asks for Fence-, Free-, Retire- or CheckExtents, or ReleaseChunks; `command` names
-    the answer."""
+    """The master asks for Fence-, Free-, Retire- or CheckExtents, ReleaseChunks, or HashParity;
+    `command` names the answer."""
 
     command: int
     message: Message
@@ -255,6 +256,13 @@ class ScrubExtents(msgspec.Struct, frozen=True):
     extents: ExtentGroup
 
 
+class ComputeParity(msgspec.Struct, frozen=True):
+    """Read the data, encode it, answer the command with the checksums of the parity."""
+
+    command: int
+    message: HashParity
+
+
 class ReleaseMemory(msgspec.Struct, frozen=True):
     """Give the memory of these chunks of a device back, then answer the command Done."""
 
@@ -276,6 +284,7 @@ Action = (
     | WriteFree
     | WriteRemoved
     | ReleaseMemory
+    | ComputeParity
     | VerifyPayloads
     | ScrubExtents
 )

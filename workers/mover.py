@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvstore.wire.messages.puts import ExtentSource, PeerSource
+from kvstore.errors import Unavailable
+from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.puts import ExtentSource, PeerSource, StripeSource
 from workers.disk_pull import DiskSource
 from workers.extent_sources import HbmSource, MemorySource
+from workers.parity import hashed
 from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
 
 if TYPE_CHECKING:
-    from workers.events import StartPull
+    from kvstore.wire.messages.base import Message
+    from workers.events import ComputeParity, StartPull
     from workers.ingest import Source
     from workers.peer_source import PeerReads
     from workers.service import Service
@@ -47,8 +51,12 @@ class Mover:
 
     def begin(self, start: StartPull) -> None:
         """Carry one out soon. For any thread; waits for nothing."""
-        is_copy = isinstance(start.message.source, PeerSource)
+        is_copy = isinstance(start.message.source, PeerSource | StripeSource)
         (self._copies if is_copy else self._moves).submit(self._run, start)
+
+    def compute(self, action: ComputeParity) -> None:
+        """Answer a HashParity soon; it has its turn among the copies."""
+        self._copies.submit(self._compute, action)
 
     def close(self) -> None:
         """End what runs; what has not begun never does."""
@@ -63,9 +71,17 @@ class Mover:
             self._service.pulls.cancel(start.pull)
         self._service.dispatch(self._service.carry_out(start, self._source(start)))
 
+    def _compute(self, action: ComputeParity) -> None:
+        answer: Message = Failure(Unavailable.code, "it was not computed")
+        try:
+            if not self._closing.is_set():
+                answer = hashed(self._peers, action.message)
+        finally:
+            self._service.answer(action.command, answer)
+
     def _source(self, start: StartPull) -> Source:
         source = start.message.source
-        if isinstance(source, PeerSource):
+        if isinstance(source, PeerSource | StripeSource):
             return self._peers.source(start)
         assert isinstance(source, ExtentSource), "the state machine lets no other through"
         segment = self._service.segments[source.segment]

@@ -1,5 +1,7 @@
 """Pages in segments of other workers: read as any reader reads them, for copies between workers.
 
+Or decoded from shards that others hold, where that is what is to be copied.
+
 Owns the ways to other workers and what is known of each page once it was read. The master keeps
 what is read under a lease (I35); a page that was not what it should be leaves zeros, and
 `explained` says why. Must not know records or locks of our own segments.
@@ -14,18 +16,22 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.segment import size_class_of
+from kvstore.transfer.degraded import DegradedReads
 from kvstore.transfer.memory import Memory
 from kvstore.transfer.transport import COLUMN_BYTES, ReadSpan, all_of
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import PeerSource
+from kvstore.wire.messages.puts import PeerSource, StripeSource
 from workers.ingest import PullFailed, WaitingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from kvstore.clock import Clock
     from kvstore.transfer.choice import Choice
+    from kvstore.transfer.degraded import Gathering
+    from kvstore.wire.messages.common import SegmentRef
+    from kvstore.wire.messages.stripes import StripedPage
     from workers.events import StartPull
     from workers.ingest import Target
 
@@ -43,6 +49,7 @@ class PeerReads:
         self._choice = choice
         self._clock = clock
         self._note_read = note_read
+        self._degraded = DegradedReads(self._read_in_time, choice.rank)
 
     def source(self, start: StartPull) -> PeerPages:
         """The pages of a copy, whose put times out as any does from now on."""
@@ -54,10 +61,23 @@ class PeerReads:
         """One Outcome byte a page, as Transport.read has it; it takes no longer than a read of so
         much may.
         """
+        left_s = max(0.0, deadline_s - self._clock.now_s())
+        if span.stripes:
+            return self._degraded.read(span, into, left_s)
+        return self._read_in_time(span, into, left_s)
+
+    def gather(
+        self, page: StripedPage, part_bytes: int, segments: Sequence[SegmentRef]
+    ) -> Gathering:
+        """k shards of a page, as far as they come in the time that a put of so much may take."""
+        timeout_s = limits.put_timeout_s(page.k * part_bytes)
+        return self._degraded.gather([page], part_bytes, segments, timeout_s)
+
+    def _read_in_time(self, span: ReadSpan, into: Memory, left_s: float) -> bytes:
         began_s = self._clock.now_s()
         size_bytes = len(span) * span.part_bytes
         longest_s = limits.READ_STALL_MAX_S + size_bytes / limits.PUT_BYTES_PER_S_MIN
-        timeout_s = max(0.0, min(longest_s, deadline_s - began_s))
+        timeout_s = min(longest_s, left_s)
         failed = all_of(Outcome.TRANSPORT, len(span))
         way = self._choice.transport(span.segment, timeout_s)
         if way is None:
@@ -82,7 +102,7 @@ class PeerPages(WaitingSource):
     def __init__(self, reads: PeerReads, start: StartPull, deadline_s: float) -> None:
         """Read nothing yet."""
         source = start.message.source
-        assert isinstance(source, PeerSource), "only copies read another worker"
+        assert isinstance(source, PeerSource | StripeSource), "only copies read another worker"
         self.group_bytes = max(GROUP_BYTES, size_class_of(start.message.part_bytes))
         """Never less than a page: a page is verified whole."""
         self._reads = reads
@@ -108,7 +128,7 @@ class PeerPages(WaitingSource):
         outcomes = self._reads.read(self._span(page, target), into, self._deadline_s)
         self._outcomes[page:stop] = outcomes
         if outcomes == all_of(Outcome.TRANSPORT, target.count):
-            raise PullFailed(Outcome.TRANSPORT, f"{self._source.segment.worker} cannot be read")
+            raise PullFailed(Outcome.TRANSPORT, f"{self._whose()} cannot be read")
 
     def cancel(self) -> None:
         """A group of reads ends by itself; no other begins."""
@@ -122,12 +142,22 @@ class PeerPages(WaitingSource):
             for pulled, read in rows
         )
 
+    def _whose(self) -> str:
+        source = self._source
+        return source.segment.worker if isinstance(source, PeerSource) else "too much of a stripe"
+
     def _span(self, page: int, target: Target) -> ReadSpan:
         message, source, stop = self._message, self._source, page + target.count
         column = slice(page * COLUMN_BYTES, stop * COLUMN_BYTES)
+        keys, checksums = message.keys[page * KEY_BYTES : stop * KEY_BYTES], message.checksums
+        places = tuple(range(0, target.count * target.stride, target.stride))
+        if isinstance(source, StripeSource):
+            zeros = bytes(target.count * COLUMN_BYTES)
+            return ReadSpan(
+                source.segments[0], message.part, message.part_bytes, keys, zeros, zeros,
+                checksums[column], places, source.pages[page:stop], source.segments,
+            )  # fmt: skip
         return ReadSpan(
-            source.segment, message.part, message.part_bytes,
-            message.keys[page * KEY_BYTES : stop * KEY_BYTES], source.offsets[column],
-            source.generations[column], message.checksums[column],
-            tuple(range(0, target.count * target.stride, target.stride)),
+            source.segment, message.part, message.part_bytes, keys, source.offsets[column],
+            source.generations[column], checksums[column], places,
         )  # fmt: skip

@@ -16,7 +16,8 @@ from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, Generation, epoch_of
 from kvstore.record import RecordState
-from kvstore.wire.messages.puts import ExtentSource, Ingest, PeerSource
+from kvstore.wire.messages.puts import ExtentSource, Ingest, PeerSource, StripeSource
+from kvstore.wire.messages.stripes import HashParity, StripedPage, require_shards
 from workers.events import MOVER
 from workers.holdings import Holdings, Place
 
@@ -103,9 +104,11 @@ def _sources(message: Ingest, session: int, pages: int, own: Container[str]) -> 
     anything else, and for a copy of what lies here: that would be a move.
     """
     source = message.source
-    if isinstance(source, ExtentSource | PeerSource) is not (session == MOVER):
+    if isinstance(source, ExtentSource | PeerSource | StripeSource) is not (session == MOVER):
         want = "extents" if session == MOVER else "what the client itself can reach"
         raise BadValue("source", type(source).__name__, want)
+    if isinstance(source, StripeSource):
+        _check_stripes(source, pages, own)
     if not isinstance(source, ExtentSource | PeerSource):
         return None
     if not len(source.offsets) == len(source.generations) == pages * U64_BYTES:
@@ -119,3 +122,28 @@ def _sources(message: Ingest, session: int, pages: int, own: Container[str]) -> 
             raise BadValue("source.segment", source.segment.segment, "one of another worker")
         return None
     return MoveSources(source.segment, source.incarnation, offsets, array("Q", source.generations))
+
+
+def parity_asked(message: HashParity) -> StripedPage:
+    """The first shard of the parity, which all data gives. BadValue where fields do not fit."""
+    k = len(message.shards)
+    page = StripedPage(k, message.m, k, message.shards)
+    require_shards(page, message.segments)
+    if [shard.number for shard in message.shards] != list(range(k)):
+        raise BadValue("shards", [shard.number for shard in message.shards], "all data, in order")
+    if len(message.keys) != message.m * KEY_BYTES:
+        raise BadValue("keys", len(message.keys), f"{message.m} keys of {KEY_BYTES} bytes")
+    if not 0 < message.part_bytes <= limits.CHUNK_BYTES:
+        raise BadValue("part_bytes", message.part_bytes, f"1 to {limits.CHUNK_BYTES}")
+    return page
+
+
+def _check_stripes(source: StripeSource, pages: int, own: Container[str]) -> None:
+    """BadValue unless each page has shards of a stripe of its own, which other workers hold."""
+    if len(source.pages) != pages:
+        raise BadValue("source.pages", len(source.pages), f"{pages}, one for each key")
+    for page in source.pages:
+        require_shards(page, source.segments)
+    for segment in source.segments:
+        if segment.segment in own:
+            raise BadValue("source.segments", segment.segment, "those of other workers")

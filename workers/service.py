@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.transfer.choice import Choice
     from kvstore.transfer.device import Block, Handle
+    from kvstore.wire.messages.base import Message
     from workers.control_link import ControlLink
     from workers.data_session import DataSession, ToSession
     from workers.events import Action, Event, ExtentGroup
@@ -187,6 +188,10 @@ class Service:
                 if follows is not None:
                     pending.append(follows)
 
+    def answer(self, command: int, message: Message) -> None:
+        """Reply to a command of the leader's, from any thread."""
+        self._control().answer(command, message)
+
     def next_number(self) -> int:
         """A number for a session, a request or a command, never used before."""
         return next(self._numbers)
@@ -240,6 +245,8 @@ class Service:
                 self.pulls.cancel(pull)
             case events.WriteFree() | events.WriteRemoved():
                 return self._write(action)
+            case events.ComputeParity():
+                self.mover.compute(action)
             case events.ReleaseMemory():
                 self._checks[action.segment].submit(self._release, action)
             case events.VerifyPayloads():

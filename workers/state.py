@@ -19,12 +19,14 @@ from kvstore.wire.messages.membership import (
     ReleaseChunks,
     RetireExtents,
 )
+from kvstore.wire.messages.stripes import HashParity
 from workers import events
 from workers.commands import Commands
 from workers.event_ring import EventRing
 from workers.events import Action, AnswerCommand, Event
 from workers.holdings import Holdings
 from workers.membership import Link, Membership
+from workers.pull_requests import parity_asked
 from workers.pulls import UNREPORTED_MAX, Pulls
 from workers.rounds import DAMAGED_MAX, Rounds
 
@@ -153,8 +155,20 @@ class WorkerState:
         if isinstance(message, ReleaseChunks):
             self.membership.epoch = max(self.membership.epoch, message.epoch)
             return self.commands.release(event.command, message, self.membership.epoch)
+        if isinstance(message, HashParity):
+            return self._parity(event.command, message)
         error = BadValue("command", type(message).__name__, "a command to a worker")
         return [AnswerCommand(event.command, Failure(error.code, str(error)))]
+
+    def _parity(self, command: int, message: HashParity) -> list[Action]:
+        """Nothing here changes by it, so a new leader need not wait for what an old one asked."""
+        try:
+            if message.epoch < self.membership.epoch:  # I10
+                raise BadValue("epoch", message.epoch, f"at least {self.membership.epoch}")
+            parity_asked(message)
+        except BadValue as error:
+            return [AnswerCommand(command, Failure(error.code, str(error)))]
+        return [events.ComputeParity(command, message)]
 
     def _leave(self) -> list[Action]:
         """Take nothing any more, whoever asks, and tell the leader."""

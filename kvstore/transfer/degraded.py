@@ -101,6 +101,7 @@ class Gathering:
         self._part_bytes = part_bytes
         self._left = [_best_first(page, ranks) for page in pages]
         self._have: list[dict[int, memoryview]] = [{} for _ in pages]
+        self._failed: list[dict[int, int]] = [{} for _ in pages]
         slots = sum(page.k for page in pages)
         self._free = list(range(0, slots * part_bytes, part_bytes))
         self.room = Memory.of("room", mmap.mmap(-1, max(1, slots * part_bytes)), writable=True)
@@ -124,11 +125,18 @@ class Gathering:
                 view = self.room.view[each.place : each.place + self._part_bytes]
                 self._have[each.page][each.shard.number] = view
             else:
+                self._failed[each.page][each.shard.number] = outcome
                 self._free.append(each.place)
 
     def have(self, page: int) -> Mapping[int, memoryview]:
         """The shards of a page that were read, by number."""
         return self._have[page]
+
+    def outcome(self, page: int, number: int) -> int:
+        """What came of reading a shard of a page; TRANSPORT where nobody tried."""
+        if number in self._have[page]:
+            return Outcome.OK
+        return self._failed[page].get(number, Outcome.TRANSPORT)
 
     def decode(self, page: int, into: memoryview) -> Outcome:
         """Fill `into` with what a page is; TRANSPORT, and it stays as it is, where k lack."""

@@ -15,13 +15,14 @@ from kvstore.wire.messages import (
     reads,
     relocation,
     replicas,
+    stripes,
     transfers,
 )
 from kvstore.wire.messages.base import Message, tag_of
 
 CONVERSATIONS: Final = (
-    hello, namespaces, puts, reads, replicas, pins, operator, relocation, membership, transfers,
-    engine,
+    hello, namespaces, puts, reads, replicas, pins, operator, relocation, stripes, membership,
+    transfers, engine,
 )  # fmt: skip
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()
