@@ -15,7 +15,17 @@ from typing import Annotated, Final
 import typer
 
 from kvstore import limits
-from kvstore.cli import masters, output, pins, places, policy, standalone, tier, trace
+from kvstore.cli import (
+    masters,
+    output,
+    pins,
+    places,
+    policy,
+    relocation,
+    standalone,
+    tier,
+    trace,
+)
 from kvstore.cli.debug import dump_master
 from kvstore.cli.disks import Disks, given_disks
 from kvstore.cli.options import (
@@ -59,6 +69,10 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
 for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
+for shown in (relocation.drain, relocation.copy, relocation.move, relocation.rebalance):
+    app.command(epilog=relocation.EXAMPLES[shown.__name__])(shown)
+app.command()(relocation.undrain)
+app.command()(relocation.relocations)
 
 
 @app.callback()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kvstore import limits
 from kvstore.cli.operator import Operator
 from kvstore.config import ENVIRONMENT_PREFIX, ClusterConfig, Sources, read_file
+from kvstore.errors import BadValue
 from kvstore.startup import SECTIONS
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ID: Final = re.compile(r"[0-9a-fA-F]{64}")
 MASTER: Final = f"127.0.0.1:{limits.MASTER_PORT}"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line instead of text.")]
@@ -58,6 +64,18 @@ def key_alone(config: Path | None, section: str, key: str, option: str | None = 
     variable = f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
     environment = {name: value for name, value in os.environ.items() if name == variable}
     return Sources(config, {section: table}, environment, {key: option})
+
+
+def hex_id(field: str, text: str) -> bytes:
+    """The 32 bytes that somebody wrote as hex digits; BadValue otherwise."""
+    if not _ID.fullmatch(text):
+        raise BadValue(field, text, "64 hex digits")
+    return bytes.fromhex(text)
+
+
+def hex_ids(field: str, texts: Iterable[str]) -> bytes:
+    """Several of them, packed."""
+    return b"".join(hex_id(field, each) for each in texts)
 
 
 def operator(master: str, cluster: str, secret_file: Path | None) -> Operator:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.operator import PoliciesInForce
     from kvstore.wire.messages.pins import PinRow
     from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
+    from kvstore.wire.messages.relocation import RelocationRow
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
@@ -177,6 +178,22 @@ def print_pins(pins: Iterable[PinRow]) -> None:
         names = each.tenant, each.model, each.namespace.hex()
         cells = each.owner, "hard" if each.hard else "soft", *figures, *names
         table.add_row(*map(Text, cells))
+    _console().print(table)
+
+
+def print_relocations(rows: Iterable[RelocationRow]) -> None:
+    """Which pages change places, and how far that is."""
+    figures = ">done", ">left", ">a second", ">to go, s"
+    table = _table("", "id", "kind", "from", "to", "pages", "state", *figures, "waits for")
+    for each in rows:
+        eta = f"{each.eta_s:.0f}" if isfinite(each.eta_s) else "-"
+        sizes = map(size_text, (each.done_bytes, each.left_bytes, int(each.bytes_per_s)))
+        stuck = f" ({size_text(each.stuck_bytes)})" if each.stuck_bytes else ""
+        pages = each.namespace.hex()[:16] or "all"
+        if each.keys:
+            pages = f"{each.keys} of {pages}"
+        names = each.id, each.kind, each.source or "-", each.target or "-", pages, each.state
+        table.add_row(*map(Text, (*names, *sizes, eta, f"{each.reason}{stuck}")))
     _console().print(table)
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated
 
 import typer
 from msgspec.structs import asdict
 
 from kvstore.cli import output
-from kvstore.cli.options import MASTER, AsJson, Cluster, Master, SecretFile, operator
+from kvstore.cli.options import (
+    MASTER,
+    AsJson,
+    Cluster,
+    Master,
+    SecretFile,
+    hex_id,
+    hex_ids,
+    operator,
+)
 from kvstore.errors import BadValue
 from kvstore.wire.messages.pins import (
     ListPins,
@@ -19,11 +27,6 @@ from kvstore.wire.messages.pins import (
     PinPages,
     UnpinPages,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-ID: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 Namespace = Annotated[
     str, typer.Argument(help="Id of the pages' namespace, as `pins` shows it: 64 hex digits.")
@@ -47,10 +50,10 @@ def pin(  # noqa: PLR0913 -- each is an option of the command line
     as_json: AsJson = False,
 ) -> None:
     """Keep pages in the pool; a pin that is not hard makes them go last."""
-    packed = _keys(keys or ())
+    packed = hex_ids("key", keys or ())
     if not packed:
         raise BadValue("key", "", "at least one")
-    asked = PinPages(_id("namespace", namespace), packed, owner, hard, ttl_s)
+    asked = PinPages(hex_id("namespace", namespace), packed, owner, hard, ttl_s)
     with operator(master, cluster, secret_file) as asking:
         pinned = sum(asking.change(asked, PagesPinned).pinned)
     _print({"pinned": pinned}, as_json=as_json or context.obj)
@@ -67,7 +70,7 @@ def unpin(
     as_json: AsJson = False,
 ) -> None:
     """Take an owner's pins back: of these pages, or without keys of all in the namespace."""
-    asked = UnpinPages(_id("namespace", namespace), _keys(keys or ()), owner)
+    asked = UnpinPages(hex_id("namespace", namespace), hex_ids("key", keys or ()), owner)
     with operator(master, cluster, secret_file) as asking:
         pages = asking.change(asked, PagesUnpinned).pages
     _print({"unpinned": pages}, as_json=as_json or context.obj)
@@ -88,16 +91,6 @@ def pins(
         output.print_json({"pins": rows})
     else:
         output.print_pins(found.pins)
-
-
-def _keys(keys: Sequence[str]) -> bytes:
-    return b"".join(_id("key", each) for each in keys)
-
-
-def _id(field: str, text: str) -> bytes:
-    if not ID.fullmatch(text):
-        raise BadValue(field, text, "64 hex digits")
-    return bytes.fromhex(text)
 
 
 def _print(counted: dict[str, int], *, as_json: bool) -> None:
