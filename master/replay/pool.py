@@ -1,10 +1,10 @@
-"""A pool without I/O: the master's state machine, one scripted worker and one engine around it.
+"""A pool without I/O: the master's state machine, scripted workers and one engine around it.
 
 Nothing here decides anything: requests go through `MasterState.handle`, seals and freed extents
 are confirmed at once, moves after a time that is set, and time is a number that the caller moves
 on.
 
-**Capacity.** The worker lends a segment of memory of exactly `capacity_pages` extents of one size
+**Capacity.** A worker lends a segment of memory of exactly `capacity_pages` extents of one size
 class, one of a drive of `nvme_pages` where that is not 0, and the high watermark is the whole
 segment. So nothing goes before the segment is full, and then as much as a put or a move lacks: it
 asks, finds no room, waits; the master evicts what is wanted; the freed extents are planned. To see
@@ -29,6 +29,7 @@ from kvstore.namespace import Attention, CacheGroup, Content, Layout
 from kvstore.replica import Tier
 from kvstore.require import require_ttl
 from kvstore.segment import check_geometry
+from kvstore.wire.messages.common import SegmentRef
 from kvstore.wire.messages.membership import (
     ExtentsConfirmed,
     FreeExtents,
@@ -43,6 +44,7 @@ from kvstore.wire.messages.puts import (
     ExtentSource,
     Ingest,
     Ingested,
+    PeerSource,
     PutChain,
     PutPlans,
     Sealed,
@@ -64,7 +66,7 @@ from master.state import MasterState
 from master.tunables import GIVEN, Tunables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kvstore.hints import Hints
     from kvstore.segment import Geometry
@@ -80,9 +82,12 @@ wait would hold up what came at the same time. Also for how long the pages above
 MOVE_S_MAX: Final = 1.0
 """Within the shortest put timeout: nothing has to be fenced."""
 NEVER_S: Final = 1e12
+NOTHING: Final[dict[str, object]] = {}
 TENANT: Final = "replay"
 ENGINE: Final = SessionId(1)
 WORKER: Final = SessionId(2)
+"""The first; others follow."""
+READERS: Final = SessionId(1 << 20)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -103,14 +108,18 @@ class Setting(msgspec.Struct, frozen=True):
     """Which pages a drive takes: a policy and its parameters, written as those of eviction."""
     hints: str = GIVEN
     move_s: float = 0.0
-    """Time that the worker takes for a move."""
+    """Time that a worker takes for a move or a copy."""
+    workers: int = 1
+    """Each lends so much, on a host of its own."""
 
 
 class VirtualPool:
     """One master and its peers. Pages are numbers; equal numbers are equal prefixes."""
 
-    def __init__(self, setting: Setting, page_tokens: int) -> None:
-        """Make a pool that is ready and empty.
+    def __init__(
+        self, setting: Setting, page_tokens: int, changed: Mapping[str, object] = NOTHING
+    ) -> None:
+        """Make a pool that is ready and empty. `changed`: tunables that no setting is about.
 
         BadValue for a capacity that no segment has, a time out of bounds and an unknown policy or
         parameter; ConfigError for tunables that contradict each other.
@@ -120,15 +129,18 @@ class VirtualPool:
         self.setting = setting
         self.now_s = 0.0
         self.held: dict[str, dict[int, int]] = {}
-        """Page by tier and offset of its extent; each tier has one segment, of that name."""
+        """Page by segment and offset of its extent. The first worker's segments are called as
+        their tier is, those of others also after the worker."""
         self._copies: Counter[int] = Counter()
         self.freed: list[tuple[str, int]] = []
-        """Tier and page of the copies that left, in order; the reader takes them out."""
+        """Segment and page of the copies that left, in order; the reader takes them out."""
         self.written: Counter[str] = Counter()
-        """Pages that were put or moved, by the tier that took them."""
+        """Pages that were put, moved or copied, by the segment that took them."""
         self._moving: deque[tuple[float, Command]] = deque()
         """Moves, and when they will have been carried out."""
-        self.master = MasterState(_tunables(setting), Epoch(1))
+        self.master = MasterState(msgspec.structs.replace(_tunables(setting), **changed), Epoch(1))
+        self._workers: dict[str, SessionId] = {}
+        """By the segments that they lend."""
         self._keys: dict[int, bytes] = {}
         self._replies: dict[tuple[SessionId, int], Message] = {}
         self._requests = 0
@@ -150,17 +162,32 @@ class VirtualPool:
     def match(self, pages: Sequence[int], hints: Hints = NO_HINTS) -> Counter[str]:
         """How many leading pages are hits, by the tier that serves them."""
         hits: Counter[str] = Counter()
+        for found in self.located(pages, hints):
+            for run in found.runs:
+                hits[found.segments[run.copies[0].segment].tier] += run.count
+        return hits
+
+    def reader(self, number: int) -> SessionId:
+        """An engine on the host of this worker; others are on a host that nobody knows."""
+        session = SessionId(READERS + number)
+        if session not in self.master.core.sessions:
+            name, host = f"reader-{number}", f"host-{number}"
+            self._send(SessionOpened(session, "engine", TENANT, name, name.encode(), host))
+        return session
+
+    def located(
+        self, pages: Sequence[int], hints: Hints = NO_HINTS, reader: SessionId = ENGINE
+    ) -> Iterator[Located]:
+        """Where the leading pages are that are hits: one answer or several."""
         for first in range(0, len(pages), limits.BATCH_PAGES_MAX):
             some = pages[first : first + limits.BATCH_PAGES_MAX]
             lease = self.setting.lease_ttl_s > 0
             request = MatchPrefix(self._namespace, self._packed(some), (), lease, hints)
-            found = self._ask(ENGINE, request)
+            found = self._ask(reader, request)
             assert isinstance(found, Located), found
-            for run in found.runs:
-                hits[found.segments[run.copies[0].segment].tier] += run.count
-            if hits.total() < first + len(some):
+            yield found
+            if sum(run.count for run in found.runs) < len(some):
                 break
-        return hits
 
     def put(self, pages: Sequence[int], above: int | None, hints: Hints = NO_HINTS) -> int:
         """Store these consecutive pages below the page `above`; how many are there now.
@@ -206,30 +233,40 @@ class VirtualPool:
         return min((refused.first for refused in plans.refused), default=len(pages))
 
     def _seal(self, sealed: Sealed, pages: Sequence[int]) -> None:
-        """The worker has these pages now."""
+        """A worker has these pages now."""
         self.held[sealed.segment].update(zip(array("Q", sealed.offsets), pages, strict=True))
         self._copies.update(pages)
         self.written[sealed.segment] += len(pages)
-        noted = self._ask(WORKER, sealed)
+        noted = self._ask(self._workers[sealed.segment], sealed)
         assert isinstance(noted, SealedNoted), noted
         assert not any(noted.outcomes), noted
 
     def _join(self, page_tokens: int) -> None:
         self._send(SessionOpened(ENGINE, "engine", TENANT, "engine", b"engine"))
-        self._send(SessionOpened(WORKER, "worker", "", "worker", b"worker"))
-        sizes = {Tier.DRAM: _geometry("capacity_pages", self.setting.capacity_pages)}
-        if self.setting.nvme_pages:
-            sizes[Tier.NVME] = _geometry("nvme_pages", self.setting.nvme_pages)
-        offers = tuple(SegmentOffer(tier, 1, tier, geometry) for tier, geometry in sizes.items())
-        self._ask(WORKER, RegisterWorker("worker", "replay", (), offers))
-        for tier in sizes:
-            self.held[tier] = {}
-            self._ask(WORKER, OfferInventory(tier, 1, ()))
-            self._ask(WORKER, InventoryEnd(tier, 1))
+        for number in range(self.setting.workers):
+            self._join_worker(number)
         content, layout = _shape(page_tokens)
         opened = self._ask(ENGINE, OpenNamespace(content, layout))
         assert isinstance(opened, NamespaceOpened), opened
         self._namespace, self._ordinal = opened.namespace, opened.ordinal
+
+    def _join_worker(self, number: int) -> None:
+        name = f"worker-{number}" if number else "worker"
+        session = SessionId(WORKER + number)
+        self._send(SessionOpened(session, "worker", "", name, name.encode()))
+        sizes = {Tier.DRAM: _geometry("capacity_pages", self.setting.capacity_pages)}
+        if self.setting.nvme_pages:
+            sizes[Tier.NVME] = _geometry("nvme_pages", self.setting.nvme_pages)
+        offers = [
+            SegmentOffer(f"{tier}-{number}" if number else tier, 1, tier, geometry)
+            for tier, geometry in sizes.items()
+        ]
+        self._ask(session, RegisterWorker(name, f"host-{number}", (), tuple(offers)))
+        for each in offers:
+            self.held[each.segment] = {}
+            self._workers[each.segment] = session
+            self._ask(session, OfferInventory(each.segment, 1, ()))
+            self._ask(session, InventoryEnd(each.segment, 1))
 
     def _ask(self, session: SessionId, message: Message) -> Message:
         """The reply; time moves on when it is held back."""
@@ -279,11 +316,14 @@ class VirtualPool:
                 self._send(CommandAnswered(action.command, done))
 
     def _move(self, command: Command) -> None:
-        """Copy pages between the worker's segments, as its mover does."""
+        """Copy pages from another segment, as a worker's mover does."""
         order = command.message
         assert isinstance(order, Ingest), order
-        assert isinstance(order.source, ExtentSource), order
-        source = self.held[order.source.segment]
+        match order.source:
+            case ExtentSource(segment=segment) | PeerSource(segment=SegmentRef(segment=segment)):
+                source = self.held[segment]
+            case _:
+                raise AssertionError(order)
         sealed = Sealed(
             order.segment, 1, order.generation, order.namespace_ordinal, order.part,
             order.part_bytes, order.token_count, (order.parent + order.keys)[:-KEY_BYTES],

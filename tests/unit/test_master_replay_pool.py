@@ -103,6 +103,27 @@ def test_two_chains_share_what_is_equal() -> None:
     assert pool.written == {"dram": 4}
 
 
+def test_every_worker_holds_so_much() -> None:
+    pool = VirtualPool(Setting(16, workers=3), TOKENS, {"replicas": 1})
+    assert pool.put(range(48), None) == 48
+    assert {segment: len(pages) for segment, pages in pool.held.items()} == {
+        "dram": 16, "dram-1": 16, "dram-2": 16,
+    }  # fmt: skip
+    assert pool.match(range(48)) == {"dram": 48}
+    assert {s.host for s in pool.master.core.segments.values()} == {"host-0", "host-1", "host-2"}
+
+
+def test_a_reader_is_on_the_host_of_a_worker() -> None:
+    pool = VirtualPool(Setting(64, workers=2), TOKENS)
+    pool.put(range(16), None)
+    reader = pool.reader(1)
+    assert pool.reader(1) == reader
+    assert pool.master.core.sessions[reader].host == "host-1"
+    assert [
+        run.count for found in pool.located(range(20), reader=reader) for run in found.runs
+    ] == [16]
+
+
 def tiered(**changed: float | str) -> VirtualPool:
     """A pool with a drive that takes everything, and leases."""
     setting = Setting(32, lease_ttl_s=1.0, nvme_pages=64, admission="all")
