@@ -75,6 +75,10 @@ class MasterConfig(msgspec.Struct, frozen=True):
     nvme_admission: str = "budget"
     """Which pages are worth a write to a drive."""
     nvme_admission_parameters: Numbers = Numbers({})
+    placement: str = "local_first"
+    """Where pages and their replicas are put: local_first (the writer's host, unless that is much
+    fuller), two_choices or most_free."""
+    placement_parameters: Numbers = Numbers({})
     replication: str = "enforce"
     """Whether what is read much gets more replicas: off, observe (only count how many) or
     enforce."""
@@ -123,6 +127,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             known = ", ".join(sorted(registry.ADMISSION))
             raise BadValue("nvme_admission", self.nvme_admission, f"one of {known}")
         registry.admission(self.nvme_admission, self.nvme_admission_parameters)
+        registry.placement(self.placement, self.placement_parameters)
         registry.replication(self.replication, self.replication_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
@@ -159,6 +164,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
             eviction_parameters=self.eviction_parameters,
             nvme_admission=self.nvme_admission,
             nvme_admission_parameters=self.nvme_admission_parameters,
+            placement=self.placement,
+            placement_parameters=self.placement_parameters,
             replication=self.replication,
             replication_parameters=self.replication_parameters,
             hints=self.hints,

@@ -62,7 +62,6 @@ EXPIRY_GRAIN_S: Final = 0.25
 PUT_GRAIN_S: Final = 0.05
 DONE: Final = object()
 NOT_STARTED: Final = float("-inf")
-NO_PARAMETERS: Final[dict[str, object]] = {}
 
 
 class Core:
@@ -122,8 +121,7 @@ class Core:
 
     def _start_looks(self) -> None:
         """What is looked at again and again, by those who move pages and make room."""
-        self.rankings: dict[str, placing.Ranking] = {}
-        """By the tier that is wished for; none: where puts go."""
+        self.rankings = placing.Rankings()
         self.moves = Moves(self.wakeup)
         self.shrinking = Shrinking(self.wakeup)
         self.heat = Heat(self.wakeup)
@@ -147,7 +145,10 @@ class Core:
             tunables.nvme_admission, tunables.nvme_admission_parameters
         )
         self.placement = InForce(
-            registry.placement, registry.PLACEMENT, tunables.placement, NO_PARAMETERS
+            registry.placement,
+            registry.PLACEMENT,
+            tunables.placement,
+            tunables.placement_parameters,
         )
         self.replica_policy = InForce(
             registry.replication,

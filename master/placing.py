@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 PUT_TIERS: Final = (Tier.DRAM, Tier.HBM, Tier.NVME)
 """Puts go to the first of these that the pool has; the others are filled by moves."""
 _QUARANTINED: Final = int(ExtentState.QUARANTINED)
+_RESERVED: Final = int(ExtentState.RESERVED)
 STAND_INS: Final = {
     Tier.HBM: (Tier.DRAM, Tier.NVME),
     Tier.DRAM: (Tier.NVME,),
@@ -34,53 +36,97 @@ RANKED_FOR_USES: Final = 64
 
 
 class Ranking(msgspec.Struct, eq=False):
-    """Segments that take puts, best first, while it is fresh."""
+    """Segments that take puts, best first, while it is fresh; and where each put goes first."""
 
     segments: list[Segment] = []
+    firsts: list[Segment] = []
+    """Of the puts to come, the last one the next."""
     until_s: float = 0.0
-    uses: int = 0
 
 
-def ranked(core: Core, wish: str = "") -> list[Segment]:
-    """Segments to try for pages that are put, best first; ask each whether it `is_open`.
+class Rankings:
+    """By the tier that is wished for (none: where puts go) and the host that writes."""
 
-    Those of the tier that is wished for come before those that every put may go to.
+    __slots__ = ("_rankings", "hosts")
+
+    def __init__(self) -> None:
+        """Nobody lends."""
+        self._rankings: dict[tuple[str, str], Ranking] = {}
+        self.hosts: frozenset[str] = frozenset()
+        """That lend: for others no segment is near."""
+
+    def of(self, tier: str, host: str) -> Ranking:
+        """That of puts from `host`."""
+        key = tier, host if host in self.hosts else ""
+        ranking = self._rankings.get(key)
+        if ranking is None:
+            ranking = self._rankings[key] = Ranking()
+        return ranking
+
+    def clear(self) -> None:
+        """All are made anew."""
+        self._rankings.clear()
+
+
+def ranked(core: Core, wish: str = "", host: str = "") -> list[Segment]:
+    """Segments to try for pages that `host` puts, best first; ask each whether it `is_open`.
+
+    Those of the tier that is wished for come before those that every put may go to. One may come
+    twice.
     """
-    usual = _ranked(core, "")
-    return usual if not wish else [*_ranked(core, wish), *usual]
+    usual = _ranked(core, "", host)
+    return usual if not wish else [*_ranked(core, wish, host), *usual]
 
 
-def _ranked(core: Core, tier: str) -> list[Segment]:
-    ranking = core.rankings.setdefault(tier, Ranking())
-    if not ranking.uses or core.now >= ranking.until_s:
+def _ranked(core: Core, tier: str, host: str) -> list[Segment]:
+    ranking = core.rankings.of(tier, host)
+    if not ranking.firsts or core.now >= ranking.until_s:
         of_tier = [s for s in core.segments.values() if s.tier == tier]
-        ranking.segments = _in_order(core, of_tier if tier else put_segments(core))
+        candidates = _candidates(of_tier if tier else put_segments(core), host)
+        ranking.segments = _in_order(core, candidates)
+        ranking.firsts = _firsts(core, candidates, RANKED_FOR_USES)
         ranking.until_s = core.now + RANKED_FOR_S
-        ranking.uses = RANKED_FOR_USES
-    ranking.uses -= 1
-    return ranking.segments
+    if len(ranking.segments) < 2:
+        return ranking.segments
+    return [ranking.firsts.pop(), *ranking.segments]
 
 
-def _in_order(core: Core, segments: Iterable[Segment]) -> list[Segment]:
-    """Those that take plans, best first."""
-    candidates = [
+def _candidates(segments: Iterable[Segment], near: str) -> list[Candidate]:
+    """Those that take plans."""
+    return [
         Candidate(
             segment.id,
             segment.host,
             segment.ref.tier,
             segment.allocator.capacity_bytes,
             segment.allocator.free_bytes,
+            segment.allocator.bytes_in[_RESERVED],
+            is_near=bool(near) and segment.host == near,
         )
         for segment in segments
         if segment.takes_plans
     ]
+
+
+def _in_order(core: Core, candidates: list[Candidate]) -> list[Segment]:
+    """Best first."""
     return [core.segments[each.segment] for each in core.placement.policy.ranked(candidates)]
+
+
+def _firsts(core: Core, candidates: list[Candidate], count: int) -> list[Segment]:
+    """Where each of so many copies goes first; one of nobody."""
+    if not candidates:
+        return []
+    draw = Random(core.sample())
+    found = core.placement.policy.firsts(candidates, count, draw)
+    return [core.segments[each.segment] for each in found]
 
 
 def of_worker(core: Core, worker: str, tier: Tier) -> list[Segment]:
     """Segments of this tier that a worker can move pages to, best first."""
     segments = core.workers[worker].segments.values()
-    return _in_order(core, [segment for segment in segments if segment.tier is tier])
+    of_tier = [segment for segment in segments if segment.tier is tier]
+    return _in_order(core, _candidates(of_tier, ""))
 
 
 def apart(
@@ -112,7 +158,8 @@ def apart(
             and segment.worker != leaves
             and replica_counts.domain(core, segment) not in taken
         ]
-        ordered = _in_order(core, fitting)
+        candidates = _candidates(fitting, near)
+        ordered = dict.fromkeys((*_firsts(core, candidates, 1), *_in_order(core, candidates)))
         found += sorted(ordered, key=lambda s: (s.host != near, _closeness(s, holders)))
     return found
 
@@ -150,6 +197,7 @@ def put_segments(core: Core) -> list[Segment]:
 def segments_changed(core: Core) -> None:
     """Segments have come or gone: they are ranked anew, and drives hold more or less."""
     core.rankings.clear()
+    core.rankings.hosts = frozenset([segment.host for segment in core.segments.values()])
     core.domains = replica_counts.lending(core)
     drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
     core.moves.has_drives = bool(drives)

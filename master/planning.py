@@ -104,6 +104,8 @@ class Planner:
         self._put = put
         self._message = message
         self._segments: dict[Segment, int] = {}
+        self._places: list[Segment] = []
+        """Where it is tried to plan, best first."""
         self._is_cut = False
         """Whether the chain being planned found no room for its rest."""
         self._spans: list[PlanSpan] = []
@@ -113,13 +115,21 @@ class Planner:
     def plan(self) -> Iterator[None]:
         """A job: plan every chain in turn. On BadValue, what was granted is in the put's plans."""
         first = parts = 0
+        self._choose_places()
         for chain in self._message.chains:
             if parts >= PARTS_PER_STEP:
                 parts = 0
                 yield
+                self._choose_places()
             self._plan_chain(first, chain)
             first += len(chain.keys) // KEY_BYTES
             parts += len(self._message.parts)
+
+    def _choose_places(self) -> None:
+        """What is put in one step lies together, as far as there is room: it is one transfer."""
+        asker = self._put.asker
+        assert asker is not None, self._put.request  # whose owner has gone plans nothing more
+        self._places = placing.ranked(self._core, self._message.tier, asker.session.host)
 
     def answer(self) -> PutPlans:
         """The reply; what was filled is looked at by those who make room."""
@@ -214,7 +224,7 @@ class Planner:
         core, plans = self._core, []
         size_class = size_class_of(part_bytes)
         wanted = Wanted(self._tree.namespace, part, part_bytes, size_class, self._token_count)
-        for segment in placing.ranked(core, self._message.tier):
+        for segment in self._places:
             if not keys:
                 break
             if not placing.is_open(core, segment, size_class):

@@ -17,7 +17,9 @@ from policies.eviction.rent import Rent
 from policies.eviction.s3_fifo import S3Fifo
 from policies.eviction.ttl_lfu import TtlLfu
 from policies.parameters import amended
+from policies.placement.local_first import LocalFirst
 from policies.placement.most_free import MostFree
+from policies.placement.two_choices import TwoChoices
 from policies.replication.off import Off
 from policies.replication.read_rate import ReadRate
 
@@ -45,7 +47,11 @@ ADMISSION: Final[dict[str, Callable[[], AdmissionPolicy]]] = {
     "none": Nothing,
     "second-touch": SecondTouch,
 }
-PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {"most_free": MostFree}
+PLACEMENT: Final[dict[str, Callable[[], PlacementPolicy]]] = {
+    "local_first": LocalFirst,
+    "most_free": MostFree,
+    "two_choices": TwoChoices,
+}
 REPLICATION: Final[dict[str, Callable[[], ReplicationPolicy]]] = {
     "enforce": partial(ReadRate, acts=True),
     "observe": partial(ReadRate, acts=False),

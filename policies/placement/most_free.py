@@ -1,4 +1,7 @@
-"""The emptiest segment first, by share of its capacity: load follows size, without a history."""
+"""The emptiest segment first, by share of its capacity: load follows size, without a history.
+
+What comes empty gets all of the load until it is as full as the others.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from policies.placement.protocol import PlacementPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from random import Random
 
     from policies.placement.protocol import Candidate
 
@@ -22,4 +26,11 @@ class MostFree(PlacementPolicy):
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Best first; all of them."""
-        return sorted(candidates, key=lambda c: (-c.free_bytes / c.capacity_bytes, c.segment))
+        return sorted(candidates, key=lambda c: (-c.free_share, c.segment))
+
+    def firsts(
+        self, candidates: Sequence[Candidate], count: int, draw: Random
+    ) -> Sequence[Candidate]:
+        """All go to the emptiest."""
+        del draw
+        return [self.ranked(candidates)[0]] * count

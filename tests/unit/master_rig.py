@@ -155,11 +155,14 @@ class Rig:
         reply = None if worker is None else worker.answer(command.message)
         self.send(CommandAnswered(command.command, reply))
 
-    def open(self, role: str, tenant: str, name: str, token: bytes = b"") -> SessionId:
+    def open(
+        self, role: str, tenant: str, name: str, token: bytes = b"", host: str = ""
+    ) -> SessionId:
         """Open a session; its token is its own unless given."""
         self._sessions += 1
         session = SessionId(self._sessions)
-        self.send(SessionOpened(session, role, tenant, name, token or b"token %d" % session))
+        token = token or b"token %d" % session
+        self.send(SessionOpened(session, role, tenant, name, token, host))
         return session
 
     def close(self, session: SessionId) -> None:

@@ -44,6 +44,7 @@ def test_what_is_set_reaches_the_core() -> None:
         watermark_demote=0.4, move_bytes_per_s="1GB", promote_hits=3,
         metadata_bytes_per_s="3MB",
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
+        placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
@@ -56,6 +57,7 @@ def test_what_is_set_reaches_the_core() -> None:
         watermark_demote=0.4, move_bytes_per_s=1_000_000_000, promote_hits=3,
         metadata_bytes_per_s=3_000_000,
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
+        placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
     )  # fmt: skip
 
@@ -125,6 +127,8 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("eviction_parameters", 5, "a table of numbers, or name=number,name=number"),
         ("eviction_parameters", {"half_life_s": "x"}, "a table of numbers, or name=number"),
         ("eviction_parameters", "half_life_s", "a table of numbers, or name=number"),
+        ("placement", "nearest", "one of local_first, most_free, two_choices"),
+        ("placement_parameters", {"fuller_max": "x"}, "a table of numbers, or name=number"),
         ("replication", "on", "one of enforce, observe, off"),
         ("hints", "guessed", "one of given, learned"),
         ("metadata", "postgres", "one of sqlite, etcd"),

@@ -24,6 +24,8 @@ from tests.unit.master_rig import Rig, failure
 from tests.unit.pools import ask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from policies.placement.protocol import Candidate
 
 CONFIGURED = Tunables(
@@ -50,7 +52,7 @@ def test_all_kinds_are_told_as_they_are_configured() -> None:
     assert brief(told) == {
         "eviction": ("lrfu", False),
         "admission": ("second-touch", False),
-        "placement": ("most_free", False),
+        "placement": ("local_first", False),
         "replication": ("enforce", False),
     }
     assert told["eviction"].parameters["half_life_s"] == 600.0
@@ -76,18 +78,19 @@ def test_placement_changes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Last(MostFree):
         """Another order."""
 
-        def ranked(self, candidates: object) -> list[Candidate]:
-            """None at all."""
-            return []
+        def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+            """The fullest first."""
+            return super().ranked(candidates)[::-1]
 
     monkeypatch.setitem(registry.PLACEMENT, "last", Last)
-    rig = Rig()
+    rig = Rig(Tunables(placement="most_free"))
     rig.add_worker()
+    rig.add_worker("w2")
     space = rig.open_namespace()
-    space.put(b"a" * 32)
+    assert space.put(b"a" * 32).segments[0].segment == "w1-dram"
     ask(rig, SetPolicy("placement", "last", {}))
     plans = space.plans(b"b" * 32)
-    assert not plans.spans, "the ranking made before is not used"
+    assert plans.segments[0].segment == "w1-dram", "the ranking made before is not used"
 
 
 def test_what_is_set_outlives_the_master_until_it_is_reset() -> None:
@@ -158,7 +161,10 @@ def test_what_a_later_version_has_kept_leaves_the_configuration(value: bytes) ->
             SetPolicy("admission", "lru", {}),
             "admission: got 'lru', want one of all, budget, learned, none, second-touch",
         ),
-        (SetPolicy("placement", "lru", {}), "placement: got 'lru', want one of most_free"),
+        (
+            SetPolicy("placement", "lru", {}),
+            "placement: got 'lru', want one of local_first, most_free, two_choices",
+        ),
         (
             SetPolicy("eviction", "lrfu", {"ghost_factor": "2", "halflife": "1"}),
             "parameter: got 'halflife', want one of ghost_factor,",
