@@ -29,6 +29,7 @@ from master.pins import Pins
 from master.plans import Owner
 from master.pool_time import Life, PoolTime
 from master.removal import Removals
+from master.replication import Replication
 from master.restored_chunks import Restored
 from master.shrinking import Shrinking
 from master.tombstones import Tombstones
@@ -125,6 +126,7 @@ class Core:
         self.moves = Moves(self.wakeup)
         self.shrinking = Shrinking(self.wakeup)
         self.heat = Heat(self.wakeup)
+        self.replication = Replication(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from master.run import Copy
 
 RUN_BYTES = limits.RUN_PAGES_MAX * KEY_BYTES
+SCAN_KEYS = 128
+"""Looked up in one step of a scan."""
 
 
 class Stretch(msgspec.Struct, gc=False, eq=False, frozen=True):
@@ -262,6 +264,23 @@ class Tree:
         """Every run, in no meaningful order. For checks and dumps only: it takes a full scan."""
         return list(dict.fromkeys(run for _, run in self._index.items()))
 
+    def in_steps(self, scan: int) -> Iterator[list[Run]]:
+        """Every run once, some at a time; numbers of scans rise.
+
+        Of what is added meanwhile some may be left out. What is split meanwhile is not: both halves
+        know whether the whole was seen.
+        """
+        for number in range(len(self._index.shards)):
+            keys = list(self._index.shards[number])
+            for at in range(0, len(keys), SCAN_KEYS):
+                runs: list[Run] = []
+                for key in keys[at : at + SCAN_KEYS]:
+                    run = self._index.get(key)
+                    if run is not None and run.scanned != scan:
+                        run.scanned = scan
+                        runs.append(run)
+                yield runs
+
     def check(self) -> None:
         """Raise InvariantBroken unless index, runs and children agree (I16)."""
         runs = self.all_runs()
@@ -326,6 +345,7 @@ def _copied(pattern: Run, parent: bytes, keys: bytes) -> Run:
         thinned=pattern.thinned,
         reads=pattern.reads,
         reads_at_s=pattern.reads_at_s,
+        scanned=pattern.scanned,
     )
 
 

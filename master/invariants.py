@@ -16,6 +16,7 @@ from master.lanes import IN_FLIGHT_MAX
 from master.moves import MoveKind
 from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
+from master.replica_checks import check_replicas
 from master.segments import SegmentState
 from master.wheel import NOWHERE
 from master.write_behind import IN_FLIGHT_MAX as WRITES_MAX
@@ -57,6 +58,7 @@ def check_invariants(core: Core) -> None:
     _check_moves(core)
     _check_saving(core)
     heat.check(core)
+    check_replicas(core)
 
 
 def _check_saving(core: Core) -> None:

@@ -52,7 +52,7 @@ from kvstore.wire.messages.membership import (
 from master.adoption import adopt, adopt_value
 from master.chunks import Span
 from master.extent_allocator import FREE
-from master.losses import drop_copy
+from master.losses import drop_copy, note_dropped
 from master.orders import OrderKind
 from master.packed import word
 from master.placing import segments_changed
@@ -247,6 +247,7 @@ def _settle(core: Core, segment: Segment, chunk: Chunk, slot: int, record: Recor
         _settle_reserved(core, chunk, slot, record if same else None, record)
     elif state == ExtentState.SEALED and not same:
         leased_until_s = drop_copy(core, segment, chunk, slot)
+        note_dropped(core, chunk, slot)
         segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
         segment.allocator.apply(Span(chunk, slot, 1), ExtentEvent.RETIRED)
         core.counters["pages_lost"] += 1

@@ -65,6 +65,7 @@ def lose_segment(core: Core, segment: Segment) -> None:
     detach_segment(core, segment)
     core.start(fail_in_steps(core, _plans_in(core, segment)))
     core.jobs.append(clean(core, segment, segment.registration))
+    core.replication.note_loss(core.now + core.tunables.repair_after_s)
 
 
 def fail_plans(core: Core, segment: Segment) -> None:
@@ -128,6 +129,14 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     return run.leased_until_s
 
 
+def note_dropped(core: Core, chunk: Chunk, slot: int) -> None:
+    """What lay in this slot has a replica fewer: another one is to be made, if one is left."""
+    tree = core.tree(chunk.namespaces[slot])
+    run = tree.get(chunk.key(slot))
+    if run is not None:
+        core.replication.note(core, tree, run.keys, core.now, presses=True)
+
+
 def checked(core: Core, order: Order, outcomes: bytes) -> None:
     """What a worker found of suspects."""
     segment = order.segment
@@ -166,6 +175,7 @@ def _drop_damaged(core: Core, segment: Segment, offset: int, generation: int) ->
         return
     core.counters["pages_corrupt"] += 1
     free_at_s = drop_copy(core, segment, span.chunk, span.slot)
+    note_dropped(core, span.chunk, span.slot)
     segment.allocator.apply(span, ExtentEvent.RETIRED)
     free = core.orders.new(OrderKind.FREE, segment, span.chunk.size_class)
     free.offsets.append(offset)

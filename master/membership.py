@@ -115,6 +115,7 @@ def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None
     core.version += 1
     core.wakeup.by(next_loss_s(core))
     segments_changed(core)
+    core.replication.want_scan(core.now + core.tunables.repair_after_s)  # for what it brings back
     core.counters["registrations"] += 1
     core.note(f"worker {worker.id} registers from host {worker.host}: {len(offered)} segments")
     _forget_unoffered(core, worker, offered)

@@ -21,7 +21,7 @@ from master.directory import Tree
 from master.events import TicketId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from master.core import Core
     from master.sessions import Caller
@@ -136,12 +136,24 @@ def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
         replicas = message.replicas or known.replicas
         if (ttl_s, replicas) != (known.ttl_s, known.replicas):
             known.ttl_s, known.replicas = ttl_s, replicas
+            core.replication.want_scan(core.now)
             _write(core, known)
     answer = NamespaceOpened(namespace.id, known.ordinal)
     if known.writing is None:
         core.reply(caller, answer)
     else:
         core.when_persisted(known.writing, lambda: core.reply(caller, answer))
+
+
+def set_replicas(
+    core: Core, known: KnownNamespace, replicas: int, then: Callable[[], None]
+) -> None:
+    """So many of its pages are wanted from now on; `then`: once that is durable."""
+    known.replicas = replicas
+    core.replication.want_scan(core.now)
+    _write(core, known)
+    assert known.writing is not None, known.ordinal
+    core.when_persisted(known.writing, then)
 
 
 def _write(core: Core, known: KnownNamespace) -> None:

@@ -168,7 +168,12 @@ def _holders(run: Run, part: int, pages: range) -> list[Segment]:
     """Segments in which some of these pages' part lies, or is being written, as far as is known."""
     copies = [c for c in run.copies_of(part) if 1 in c.present(pages.start, pages.stop)]
     lying = [copy.segment for copy in copies if copy.segment.state is not SegmentState.LOST]
-    return lying + [plan.segment for plan in run.plans if plan.part == part]
+    plans = (plan for plan in run.plans if plan.part == part)
+    return lying + [
+        plan.segment
+        for plan in plans
+        if 1 in replica_counts.open_pages(run, plan)[pages.start : pages.stop]
+    ]
 
 
 def _closeness(segment: Segment, holders: Iterable[Segment]) -> int:
@@ -198,7 +203,7 @@ def segments_changed(core: Core) -> None:
     """Segments have come or gone: they are ranked anew, and drives hold more or less."""
     core.rankings.clear()
     core.rankings.hosts = frozenset([segment.host for segment in core.segments.values()])
-    core.domains = replica_counts.lending(core)
+    core.replication.segments_changed(core)
     drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
     core.moves.has_drives = bool(drives)
     core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))

@@ -295,6 +295,8 @@ def _close_plan(core: Core, plan: Plan, runs: list[Run] | None) -> list[Run]:
     core.press(plan.segment)  # only now can what was sealed be moved on
     if tree.parts > 1 and any(0 in run.readable(tree.parts, core.version) for run in runs):
         watch_incomplete(core, tree, plan.keys, put.timeout_s)
+    if core.replication.is_needed:
+        core.replication.note_closed(core, tree, plan, runs)
     return runs
 
 

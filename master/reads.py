@@ -133,6 +133,8 @@ def _lease(core: Core, run: Run, until_s: float, hints: Hints = NO_HINTS) -> Non
     """Note an access, with a lease unless `until_s` is 0."""
     run.leased_until_s = max(run.leased_until_s, until_s)
     core.touch(run, hints)
+    if run.thinned and until_s:
+        core.replication.note_used(core, run)
 
 
 def _readable(core: Core, tree: Tree, stretch: Stretch) -> Iterator[Stretch]:

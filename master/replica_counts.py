@@ -5,15 +5,26 @@ By host, or by worker where that was asked for (`replicas_apart`). Pure; decides
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from kvstore.ids import KEY_BYTES
+from master.packed import NOT_THERE, index_of
+from master.plans import OPEN
 from master.segments import SegmentState
 from master.tunables import HOST
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from master.core import Core
-    from master.run import Run
+    from master.plans import Plan
+    from master.run import Copy, Run
     from master.segments import Segment
+
+_IS_OPEN: Final = bytes(int(state == OPEN) for state in range(256))
 
 
 def domain(core: Core, segment: Segment) -> str:
@@ -21,14 +32,26 @@ def domain(core: Core, segment: Segment) -> str:
     return segment.host if core.tunables.replicas_apart == HOST else segment.worker
 
 
-def lending(core: Core) -> int:
-    """How many domains lend something."""
+def lending(core: Core) -> frozenset[str]:
+    """The domains that lend something that is not to be emptied."""
+    lost = SegmentState.LOST
+    segments = (s for s in core.segments.values() if s.state is not lost and not s.drained)
+    return frozenset(domain(core, segment) for segment in segments)
+
+
+def readers(core: Core) -> frozenset[str]:
+    """The domains that pages may be read from: those that are to be emptied, too."""
     segments = (s for s in core.segments.values() if s.state is not SegmentState.LOST)
-    return len({domain(core, segment) for segment in segments})
+    return frozenset(domain(core, segment) for segment in segments)
 
 
 def wanted(core: Core, run: Run) -> int:
-    """How many replicas each page of a run is to have.
+    """How many replicas each page of a run is to have."""
+    return asked(core, run) + for_heat(core, run)
+
+
+def asked(core: Core, run: Run) -> int:
+    """How many of them however little it is read.
 
     What nobody asked for is bounded by the domains that there are; what was asked for is not.
     """
@@ -45,20 +68,100 @@ def for_heat(core: Core, run: Run) -> int:
 
 def got(core: Core, run: Run, parts: int) -> bytes:
     """One byte a page: in how many domains it can be read, counted for its scarcest part."""
-    pages = len(run)
-    counts = [_domains_with(core, run, part) for part in range(parts)]
+    counts = [got_of(core, run, part) for part in range(parts)]
     if parts == 1:
-        return counts[0].to_bytes(pages, "little")
-    columns = zip(*(count.to_bytes(pages, "little") for count in counts), strict=True)
-    return bytes(min(column) for column in columns)
+        return counts[0]
+    return bytes(min(column) for column in zip(*counts, strict=True))
 
 
-def _domains_with(core: Core, run: Run, part: int) -> int:
-    """The same for one part, as one number: bytes do not overflow, for a mask is 0 or 1."""
+def got_of(core: Core, run: Run, part: int) -> bytes:
+    """One byte a page: in how many domains this part can be read."""
+    readable = (copy for copy in run.copies_of(part) if copy.segment.readable)
+    return _sum(run, _masks(core, run, readable))
+
+
+def staying(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
+    """One byte a page: in how many domains this part can be read that is to stay there.
+
+    Not what worker `leaves` has, nor what lies where everything is to go.
+    """
+    copies = (
+        copy
+        for copy in run.copies_of(part)
+        if copy.segment.readable and not copy.segment.drained and copy.segment.worker != leaves
+    )
+    return _sum(run, _masks(core, run, copies))
+
+
+def _sum(run: Run, masks: dict[str, int]) -> bytes:
+    """Bytes do not overflow, for a mask is 0 or 1."""
+    return sum(masks.values()).to_bytes(len(run), "little")
+
+
+def _masks(core: Core, run: Run, copies: Iterable[Copy]) -> dict[str, int]:
+    """By domain: one byte a page, 1 where one of these copies has it, as one number."""
     masks: dict[str, int] = {}
-    for copy in run.copies_of(part):
-        if copy.segment.readable:
-            place = domain(core, copy.segment)
-            mask = int.from_bytes(copy.present(0, len(run)), "little")
+    for copy in copies:
+        place = domain(core, copy.segment)
+        mask = int.from_bytes(copy.present(0, len(run)), "little")
+        masks[place] = masks.get(place, 0) | mask
+    return masks
+
+
+class Held(msgspec.Struct, frozen=True):
+    """In which domains one part of a run's pages lies, or is about to; one byte a page.
+
+    Those count that cannot be read for now, because what their worker has is being compared, and
+    those into which it is being copied.
+    """
+
+    counts: bytes
+    everywhere: bytes
+    """1 where every domain that lends has it: there is no place for another one."""
+
+
+def held(core: Core, run: Run, part: int) -> Held:
+    """Where this part lies, or is about to."""
+    copies = (c for c in run.copies_of(part) if c.segment.state is not SegmentState.LOST)
+    masks = _masks(core, run, copies)
+    for plan in run.plans:
+        if plan.part == part:
+            place = domain(core, plan.segment)
+            mask = int.from_bytes(open_pages(run, plan), "little")
             masks[place] = masks.get(place, 0) | mask
-    return sum(masks.values())
+    everywhere = int.from_bytes(b"\1" * len(run), "little")
+    for place in core.replication.domains:
+        everywhere &= masks.get(place, 0)
+    return Held(_sum(run, masks), everywhere.to_bytes(len(run), "little"))
+
+
+@cache
+def _below(wanted: int) -> bytes:
+    """To translate counts: 1 where they are lower."""
+    return bytes(int(count < wanted) for count in range(256))
+
+
+def scarce(core: Core, run: Run, parts: int, held_of_part: Held, wanted: int) -> bytes:
+    """One byte a page: 1 where it can be read, and has a place for more of a part than it lies in.
+
+    Thinned or not.
+    """
+    there, few, everywhere = (
+        int.from_bytes(column, "little")
+        for column in (
+            run.readable(parts, core.version),
+            held_of_part.counts.translate(_below(wanted)),
+            held_of_part.everywhere,
+        )
+    )
+    return (there & few & ~everywhere).to_bytes(len(run), "little")
+
+
+def open_pages(run: Run, plan: Plan) -> bytes:
+    """One byte a page of the run: 1 where `plan` has it open."""
+    pages, states = len(run), bytes(plan.states.translate(_IS_OPEN))
+    first = index_of(run.keys, plan.keys[:KEY_BYTES])
+    if first == NOT_THERE:
+        begin = plan.page_of(run.keys[:KEY_BYTES])
+        return b"" if begin == NOT_THERE else states[begin : begin + pages].ljust(pages, b"\0")
+    return (bytes(first) + states)[:pages].ljust(pages, b"\0")

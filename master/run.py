@@ -122,6 +122,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
     """Leases granted on it, those of long ago counted less."""
     reads_at_s: float = 0.0
     """As of when."""
+    scanned: int = 0
+    """Number of the last scan that has seen it."""
     plans: tuple[Plan, ...] = ()
     """Open plans that some page of this run is part of."""
     bucket: int = NOWHERE

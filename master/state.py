@@ -34,6 +34,7 @@ from kvstore.wire.messages.reads import (
     RenewLease,
     ReportSuspect,
 )
+from kvstore.wire.messages.replicas import AwaitReplicas, GetReplicas, RepairNow, SetReplicas
 from master import (
     chunk_writes,
     confirmations,
@@ -52,6 +53,8 @@ from master import (
     reads,
     reclaim,
     removal,
+    replica_requests,
+    replication,
     restoring,
     shrinking,
     status,
@@ -59,6 +62,7 @@ from master import (
     suspects,
     tiering,
 )
+from master.awaited import await_replicas
 from master.core import Core
 from master.event_ring import EventRing
 from master.events import (
@@ -113,6 +117,10 @@ def _handlers() -> dict[type[Message], Handler]:
     on(SetPolicy, policy_requests.set_policy)
     on(ResetPolicy, policy_requests.reset_policy)
     on(ShrinkSegment, shrinking.shrink_segment)
+    on(AwaitReplicas, await_replicas)
+    on(GetReplicas, replica_requests.get_replicas)
+    on(SetReplicas, replica_requests.set_replicas)
+    on(RepairNow, replica_requests.repair_now)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
@@ -229,6 +237,7 @@ class MasterState:
         membership.session_closed(core, session)
         leaving.session_closed(core, session)
         stopping.release_session(core, session)
+        core.replication.awaited.drop(session)
         owner = session.owner
         del owner.sessions[session.id]
         if not owner.sessions:
@@ -251,6 +260,7 @@ class MasterState:
         tiering.look(core)
         shrinking.look(core)
         heat.look(core)
+        replication.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
@@ -268,6 +278,7 @@ class MasterState:
             core.moves.look_at_s,
             core.shrinking.look_at_s,
             core.heat.look_at_s,
+            core.replication.next_s(),
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
             leaving.next_leave_s(core),

@@ -131,7 +131,7 @@ def _is_granted(core: Core, wish: Wish) -> bool:
     for worker, wanted in lacking.items():
         assert wish.room_bytes is not None, wish
         targets = placing.of_worker(core, worker, wish.tier)
-        wish.room_bytes -= _make_room(core, targets, wanted, wish.room_bytes)
+        wish.room_bytes -= make_room(core, targets, wanted, wish.room_bytes)
     if lacking and wish.tries < TRIES_MAX:
         wish.tries += 1
         core.moves.look(core.now + RETRY_S)
@@ -168,18 +168,18 @@ def _bring_up(
             core.moves.look(free_at_s)
             return True
         targets = placing.of_worker(core, worker, tier)
-        target = next((s for s in targets if _pages_with_room(core, s, size_class)), None)
+        target = next((s for s in targets if pages_with_room(core, s, size_class)), None)
         if target is None:
             if targets:
                 lacking.setdefault(worker, Counter())[size_class] += cold.count(1) * size_class
             return False
-        pages = _first_of(cold, copy)[: _pages_with_room(core, target, size_class)]
+        pages = _first_of(cold, copy)[: pages_with_room(core, target, size_class)]
         first = range(stretch.page + pages.start, stretch.page + pages.stop)
         moves.start(core, MoveKind.PROMOTE, stretch.run, copy, first, target)
     return False
 
 
-def _pages_with_room(core: Core, segment: Segment, size_class: int) -> int:
+def pages_with_room(core: Core, segment: Segment, size_class: int) -> int:
     """How many pages may be brought up here: the last of a segment is for pages that are put."""
     if not placing.is_open(core, segment, size_class):
         return 0
@@ -236,7 +236,7 @@ def _demote_some(core: Core, segment: Segment) -> None:
         for copy in run.copies:
             if copy.segment is segment and moves.free_at_s(core, lane) <= core.now:
                 begun = _demote(core, run, copy, targets, lacking) or begun
-    _make_room(core, targets, lacking)
+    make_room(core, targets, lacking)
     if begun:
         core.moves.look(core.now)
     else:
@@ -288,7 +288,7 @@ def last_unsafe(core: Core, run: Run, copy: Copy) -> range:
     return range(max(first, stop - moves.pages_at_once(copy.part_bytes)), stop)
 
 
-def _make_room(
+def make_room(
     core: Core, targets: list[Segment], lacking: Counter[int], limit_bytes: float = inf
 ) -> int:
     """Where nothing is open for these classes: evict, or empty a chunk of another class.

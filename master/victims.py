@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.replica import ExtentState
 from kvstore.segment import size_class_of
+from master import heat, replica_counts
 from master.retiring import retire_copy, retire_pages
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ def evict_some(
 def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[Run]:
     """The runs of lowest score at the ends of some samples, lowest first; none when none may go.
 
-    Pages that lie in slower tiers only come last: their end would help the segment only later.
-    Soft-pinned ones come when there is nothing else.
+    Replicas that are too many, or for heat only, come first. Pages that lie in slower tiers only
+    come last: their end would help the segment only later. Soft-pinned ones come when there is
+    nothing else.
     """
-    found: dict[Run, tuple[bool, bool, float]] = {}
+    found: dict[Run, tuple[bool, bool, bool, float]] = {}
     has_pins = bool(core.pins)
     for tree, sample in _samples(core, chunks):
         run = _end(core, segment, tree, sample)
@@ -72,7 +74,8 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
             continue
         is_last = has_pins and core.pins.is_soft(run) and not _covered_tail(run, segment)
         lies_below = run.copies[0].segment.rank > segment.rank  # they are fastest first
-        found[run] = is_last, lies_below, _score(core, run)
+        needed = not _is_surplus(core, run, segment)
+        found[run] = is_last, needed, lies_below, _score(core, run)
     best = sorted(found, key=found.__getitem__)[:KEPT]
     return [run for run in best if found[run][0] == found[best[0]][0]]
 
@@ -181,6 +184,14 @@ def _covered_tail(run: Run, segment: Segment) -> range:
     return range(run.covered(segment).rfind(0, 0, end) + 1, end)
 
 
+def _is_surplus(core: Core, run: Run, segment: Segment) -> bool:
+    """Whether the segment's last pages of it have more replicas than were asked for."""
+    if core.domains < 2 or len(run.copies) < 2:
+        return False
+    covered = _covered_tail(run, segment)
+    return bool(covered) and _scarcest(core, run, covered) > replica_counts.asked(core, run)
+
+
 def _is_idle(core: Core, tree: Tree, run: Run) -> bool:
     """Whether nobody reads these pages or puts more of them."""
     if run.plans or max(run.leased_until_s, run.kept_until_s) > core.now:
@@ -216,7 +227,29 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
 def _evict_copies(core: Core, segment: Segment, run: Run, pages: range) -> int:
     core.counters[f"copies_evicted_{segment.tier}"] += len(pages)
     here = [copy for copy in run.copies if copy.segment is segment]
-    return sum(retire_copy(core, run, copy, pages.start, len(pages)) for copy in here)
+    before = _scarcest(core, run, pages)
+    freed = sum(retire_copy(core, run, copy, pages.start, len(pages)) for copy in here)
+    after = _scarcest(core, run, pages)
+    if after < before:
+        _thin(core, run, after)
+    return freed
+
+
+def _scarcest(core: Core, run: Run, pages: range) -> int:
+    """How many replicas these pages have at least."""
+    if core.domains < 2:
+        return 1
+    got = replica_counts.got(core, run, core.tree(run.namespace).parts)
+    return min(got[pages.start : pages.stop])
+
+
+def _thin(core: Core, run: Run, left: int) -> None:
+    """What eviction takes is not made again before the run is used: its policy has decided."""
+    if left >= replica_counts.asked(core, run):
+        heat.let_go(core, run)
+    elif not run.thinned:
+        run.thinned = True
+        core.counters["runs_thinned"] += 1
 
 
 def evict_copy(core: Core, segment: Segment, run: Run, page: int) -> bool:

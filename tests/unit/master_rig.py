@@ -72,7 +72,7 @@ class Rig:
     def __init__(
         self, tunables: Tunables | None = None, epoch: int = 1, now: float = 1000.0
     ) -> None:
-        self.tunables = tunables or Tunables(cluster="test")
+        self.tunables = tunables or Tunables(cluster="test", replicas=1)
         self.now = now
         self.store: dict[str, bytes] = {}
         self.written: list[Persist] = []

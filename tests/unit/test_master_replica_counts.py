@@ -20,7 +20,7 @@ HALF = range(4)
 @pytest.fixture
 def rig() -> Rig:
     """Three workers, each of a host of its own, and a namespace."""
-    made = Rig()
+    made = Rig(Tunables(cluster="test"))
     for name in ("w1", "w2", "w3"):
         made.add_worker(name, nvme_chunks=4)
     made.open_namespace()
@@ -72,7 +72,7 @@ def test_by_worker_where_that_is_asked_for() -> None:
         segment.host = "one"
     run = run_of(copy(core.segments["w1-dram"]), copy(core.segments["w2-dram"]))
     assert replica_counts.got(core, run, 1) == bytes([2] * PAGES)
-    assert replica_counts.lending(core) == 2
+    assert replica_counts.lending(core) == {"w1", "w2"}
 
 
 def test_what_nobody_asked_for_is_bounded_by_the_hosts(rig: Rig) -> None:
@@ -82,7 +82,7 @@ def test_what_nobody_asked_for_is_bounded_by_the_hosts(rig: Rig) -> None:
     assert (core.domains, replica_counts.wanted(core, run)) == (3, 2)
     for name in ("w2-dram", "w2-nvme", "w3-dram", "w3-nvme"):
         core.segments[name].state = SegmentState.LOST
-    core.domains = replica_counts.lending(core)
+    core.domains = len(replica_counts.lending(core))
     assert (core.domains, replica_counts.wanted(core, run)) == (1, 1)
     known.replicas = 3
     assert replica_counts.wanted(core, run) == 3

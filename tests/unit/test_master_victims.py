@@ -13,7 +13,7 @@ from tests.unit.pools import PAGE, evict
 
 def rig_with_pages(chains: int, eviction: str = "lrfu") -> tuple[Rig, OpenedNamespace]:
     """A pool with some chains of 8 pages, put one second after the other."""
-    rig = Rig(Tunables(cluster="test", eviction=eviction))
+    rig = Rig(Tunables(cluster="test", eviction=eviction, replicas=1))
     rig.add_worker()
     space = rig.open_namespace()
     for number in range(chains):

@@ -5,6 +5,8 @@ A replica is counted for each host that has one, for a page's scarcest part.
 
 from __future__ import annotations
 
+import msgspec
+
 from kvstore.wire.messages.base import Message
 
 
@@ -12,7 +14,8 @@ class AwaitReplicas(Message, frozen=True, tag=136):
     """Client to master: tell when these pages have their replicas -> ReplicasCounted.
 
     Answered once each has as many as are wanted, or can get no more for lack of hosts or of room,
-    and after `timeout_s` in any case. Waiting makes no difference to what is done; safe to repeat.
+    and after `timeout_s` in any case. They are copied before others that are as scarce. Safe to
+    repeat.
     """
 
     namespace: bytes
@@ -28,3 +31,73 @@ class ReplicasCounted(Message, frozen=True, tag=137):
 
     wanted: bytes
     got: bytes
+
+
+class GetReplicas(Message, frozen=True, tag=138):
+    """Operator to master: count the replicas of all pages -> ReplicaReport.
+
+    Counted in steps, so that the answer may take a while in a large pool; whoever asks while others
+    wait is answered with them.
+    """
+
+
+class NamespaceReplicas(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The readable pages of one namespace, by how many hosts can serve them."""
+
+    namespace: bytes
+    tenant: str
+    model: str
+    replicas: int
+    """What was asked for the namespace; 0: the pool's."""
+    pages: int
+    by_got: tuple[int, ...]
+    """Pages with one replica, with two, and so on."""
+    by_wanted: tuple[int, ...]
+    """Pages that are to have one, two, and so on."""
+    lacking: int
+    """Pages with fewer than they are to have; the next two are among them."""
+    without_host: int
+    """All hosts have them already."""
+    thinned: int
+    """Eviction took some, or no room was found: nothing is made again before they are used."""
+
+
+class ReplicaReport(Message, frozen=True, tag=139):
+    """Master to operator: the namespaces that lack most come first, `others` are left out."""
+
+    namespaces: tuple[NamespaceReplicas, ...]
+    others: int
+    replicas: int
+    """What pages have for which nobody asked for more or fewer."""
+    hosts: int
+    """That lend something; workers, where replicas are kept apart by them."""
+    queued: tuple[int, ...]
+    """Chains of pages to be looked at, by the replicas of their scarcest page: 1, 2 and so on."""
+    waiting: dict[str, int]
+    """Others, by what they wait for."""
+    backlog_bytes: int
+    """Of copies that are to be made, as far as they were looked at."""
+    bytes_per_s: float
+    """Copied lately."""
+    eta_s: float
+    """Backlog by that; infinity while nothing is copied."""
+
+
+class SetReplicas(Message, frozen=True, tag=140):
+    """Operator to master: so many replicas of a namespace's pages -> Done, once that is durable.
+
+    Holds for pages whose put did not ask for more or fewer; 0: as many as pages of the pool get
+    for which nobody asks. Safe to repeat.
+    """
+
+    namespace: bytes
+    replicas: int
+
+
+class RepairNow(Message, frozen=True, tag=141):
+    """Operator to master: look through all pages and let none wait for its time -> Done.
+
+    Of one namespace, or (empty) of all.
+    """
+
+    namespace: bytes

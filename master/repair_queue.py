@@ -1,0 +1,128 @@
+"""Pages that may have too few replicas, or too many: what is due when, and what comes first.
+
+Those of which fewest replicas can be read come first, then those that somebody waits for, then the
+hottest. Bounded (I7); what finds no place is found again by a scan. Pure: knows no pages' places.
+"""
+
+from __future__ import annotations
+
+import heapq
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.ids import KEY_BYTES
+from master.wheel import NOWHERE, Wakeup, Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEEDS_MAX: Final = 65_536
+GRAIN_S: Final = 0.02
+
+
+class Need(msgspec.Struct, eq=False):
+    """Pages of one chain that are to be looked at."""
+
+    namespace: int
+    keys: bytes
+    due_s: float
+    presses: bool = False
+    """Room may be made for copies of them, as for pages that are put."""
+    is_awaited: bool = False
+    """Somebody waits for the copies."""
+    surplus_at_s: float = inf
+    """When they were first seen to have more replicas than they want."""
+    tries: int = 0
+    """How often they found no room."""
+    reason: str = ""
+    """Why they wait; empty: until they are due."""
+    rank: int = -1
+    """Replicas that can be read of the scarcest of them; -1 while that is to be looked up."""
+    bucket: int = NOWHERE
+
+
+class RepairQueue:
+    """Needs: each waits for its time, or is ready and has its rank."""
+
+    __slots__ = ("_needs", "_number", "_ready", "_waiting", "is_cut")
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Start empty; `wakeup` hears of what is due."""
+        self._needs: dict[tuple[int, bytes], Need] = {}
+        self._waiting: Wheel[Need] = Wheel(GRAIN_S, wakeup)
+        self._ready: list[tuple[int, bool, float, int, Need]] = []
+        self._number = 0
+        self.is_cut = False
+        """Whether something found no place: a scan has to find it again."""
+
+    def __len__(self) -> int:
+        return len(self._needs)
+
+    def __iter__(self) -> Iterator[Need]:
+        return iter(self._needs.values())
+
+    def note(self, new: Need) -> Need | None:
+        """Look at these pages at `due_s`, or sooner if that is known already; None: no place."""
+        key = new.namespace, new.keys[:KEY_BYTES]
+        need = self._needs.get(key)
+        if need is None:
+            if len(self._needs) >= NEEDS_MAX:  # I7
+                self.is_cut = True
+                return None
+            self._needs[key] = new
+            self._waiting.place(new, new.due_s)
+            return new
+        if len(new.keys) > len(need.keys):
+            need.keys = new.keys
+        need.presses = need.presses or new.presses
+        need.is_awaited = need.is_awaited or new.is_awaited
+        if need.rank < 0 and new.due_s < need.due_s:
+            need.due_s = new.due_s
+            self._waiting.place(need, need.due_s)
+        return need
+
+    def take_due(self, now_s: float, needs_max: int) -> list[Need]:
+        """Needs whose time has come; each is to be ranked, made to wait or done."""
+        return self._waiting.take_due(now_s, needs_max)
+
+    def make_ready(self, need: Need, rank: int, heat: float) -> None:
+        """It is to be served, in the order of ranks."""
+        need.rank = rank
+        self._number += 1
+        heapq.heappush(self._ready, (rank, not need.is_awaited, -heat, self._number, need))
+
+    def take_ready(self) -> Need | None:
+        """The need that comes first; it is to be made to wait, or done."""
+        if not self._ready:
+            return None
+        need = heapq.heappop(self._ready)[-1]
+        need.rank = -1
+        return need
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether some are ready."""
+        return bool(self._ready)
+
+    def wait(self, need: Need, at_s: float, reason: str) -> None:
+        """Look at it again at `at_s`."""
+        need.due_s, need.reason = at_s, reason
+        self._waiting.place(need, at_s)
+
+    def done(self, need: Need) -> None:
+        """Nothing is to be done about it any more."""
+        del self._needs[need.namespace, need.keys[:KEY_BYTES]]
+
+    def hurry(self, now_s: float, namespace: int | None = None) -> None:
+        """Nothing waits for its time any more, of one namespace or of all."""
+        for need in self._needs.values():
+            if need.rank < 0 and namespace in (None, need.namespace):
+                need.tries = 0
+                need.surplus_at_s = min(need.surplus_at_s, -inf)
+                self.wait(need, now_s, "")
+
+    def next_s(self) -> float:
+        """When the next need is due; infinity when none waits."""
+        return self._waiting.next_s()
