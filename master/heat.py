@@ -2,9 +2,9 @@
 
 Whoever is granted a lease is taken to read what it covers. Runs of which more replicas are wanted
 than were asked for are kept in a table and looked at again and again: of what cools one fewer is
-wanted, and then one fewer still. Must not know how replicas are made and dropped, nor what a load
-asks for (policies/replication). None of this is stored: after a takeover heat starts anew. See
-the step table "heat" in ARCHITECTURE.md.
+wanted, and then one fewer still. Must not know how replicas are made and dropped (replication),
+nor what a load asks for (policies/replication). None of this is stored: after a takeover heat
+starts anew. See the step table "heat" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -98,10 +98,23 @@ def _consider(core: Core, run: Run, read_bytes_per_s: float, host: str) -> None:
         core.counters["replicas_for_heat_refused"] += 1
         return
     run.extra += 1
-    kind = "wanted" if core.replica_policy.policy.acts else "observed"
-    core.counters[f"replicas_for_heat_{kind}"] += 1
-    table[run.namespace, run.keys] = Hot(run.namespace, run.keys, host)
+    acts = core.replica_policy.policy.acts
+    core.counters[f"replicas_for_heat_{'wanted' if acts else 'observed'}"] += 1
+    hot = table[run.namespace, run.keys] = Hot(run.namespace, run.keys, host)
     core.heat.look(core.now + LOOK_S)
+    if acts:
+        _tell(core, hot)
+
+
+def _tell(core: Core, hot: Hot) -> None:
+    """Have those who make and drop replicas look at it."""
+    core.replication.note(core, core.tree(hot.namespace), hot.keys, core.now)
+
+
+def policy_changed(core: Core) -> None:
+    """What was only observed may be done from now on, or the other way round."""
+    for hot in core.heat.table.values():
+        _tell(core, hot)
 
 
 def _extra(core: Core, run: Run, read_bytes_per_s: float) -> int:
@@ -138,6 +151,7 @@ def _cool(core: Core, hot: Hot) -> None:
         if run.extra and _extra(core, run, _read_bytes_per_s(core, run)) < run.extra:
             run.extra -= 1
             core.counters["replicas_for_heat_ended"] += 1
+            _tell(core, hot)
 
 
 def _read_bytes_per_s(core: Core, run: Run) -> float:
@@ -159,7 +173,7 @@ def let_go(core: Core, run: Run) -> None:
 
     Another is not wanted before the run has been read much for a while.
     """
-    if run.extra:
+    if replica_counts.for_heat(core, run):
         run.extra -= 1
         run.reads = 0.0
         core.counters["replicas_for_heat_evicted"] += 1

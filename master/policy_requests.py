@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import BadValue, MalformedMessage
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.operator import PoliciesInForce, SetPolicy
+from master import heat
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.operator import GetPolicies, ResetPolicy
@@ -79,3 +80,4 @@ def _changed(core: Core) -> None:
     """What was made by the policies before is made anew."""
     core.rankings.clear()
     core.tell_size()
+    heat.policy_changed(core)

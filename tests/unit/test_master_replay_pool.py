@@ -113,6 +113,14 @@ def test_every_worker_holds_so_much() -> None:
     assert {s.host for s in pool.master.core.segments.values()} == {"host-0", "host-1", "host-2"}
 
 
+def test_pages_are_copied_from_worker_to_worker() -> None:
+    setting = Setting(64, workers=2, watermark_high=0.9, watermark_low=0.8, move_s=0.1)
+    pool = VirtualPool(setting, TOKENS, {"replicas": 2})
+    pool.put(range(16), None)
+    pool.advance(pool.now_s + 2.0)
+    assert [sorted(pages.values()) for pages in pool.held.values()] == [list(range(16))] * 2
+
+
 def test_a_reader_is_on_the_host_of_a_worker() -> None:
     pool = VirtualPool(Setting(64, workers=2), TOKENS)
     pool.put(range(16), None)
