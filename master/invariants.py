@@ -104,7 +104,7 @@ def _check_source(core: Core, move: Move) -> None:
         if plan.states[page] or run is None:
             continue
         if move.kind is MoveKind.COPY and move.leased_until_s > min(
-            run.leased_until_s, move.source.leased_until_s
+            run.read_until_s, move.source.leased_until_s
         ):
             raise InvariantBroken(f"I35: {plan} copies what may go meanwhile")
         at = run.page_of(key)

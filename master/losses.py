@@ -117,7 +117,7 @@ def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:
 def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     """Take the copy in this SEALED slot out of the tree; the slot itself is the caller's.
 
-    Returns until when leases on it may run.
+    Returns until when somebody may read it.
     """
     key = chunk.key(slot)
     tree = core.tree(chunk.namespaces[slot])
@@ -126,7 +126,7 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     page = run.page_of(key)
     run.clear(run.copy_at(segment, page, chunk.offset(slot)), page)
     prune(core, tree, run)
-    return run.leased_until_s
+    return run.free_from_s
 
 
 def note_dropped(core: Core, chunk: Chunk, slot: int) -> None:

@@ -23,7 +23,7 @@ from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
 from master.events import Command, CommandId
 from master.lanes import REST_S, Lane
-from master.packed import WORD, words
+from master.packed import NOT_THERE, WORD, index_of, words
 from master.plans import Owner, Plan, PlanPage, Put, Wanted, reserve
 from master.puts import fail_plan, keep
 from master.segments import Segment
@@ -219,9 +219,27 @@ def _lacking(run: Run, copy: Copy, pages: range, target: Segment) -> range:
 def _lease(core: Core, run: Run, source: Segment, lasts_s: float) -> float:
     """Keep what a copy reads where it is, for so long (I35); it is no use of the pages."""
     until_s = granter_release_s(core.now, lasts_s)
-    run.leased_until_s = max(run.leased_until_s, until_s)
+    run.read_until_s = max(run.read_until_s, until_s)
     source.leased_until_s = max(source.leased_until_s, until_s)
     return until_s
+
+
+def _end_lease(core: Core, move: Move, *, is_over: bool) -> None:
+    """Let what a copy has read go again; unless nobody said that it is over: it may read on."""
+    plan = move.plan
+    others = [m for m in core.moves.in_flight.values() if m.plan.namespace == plan.namespace]
+    for stretch in core.tree(plan.namespace).stretches(plan.keys):
+        run = stretch.run
+        if not is_over:
+            run.leased_until_s = max(run.leased_until_s, move.leased_until_s)
+        reading = [other.leased_until_s for other in others if _is_of(other.plan, run)]
+        run.read_until_s = max(reading, default=0.0)
+
+
+def _is_of(plan: Plan, run: Run) -> bool:
+    """Whether some pages of a plan are the run's; they are neighbours in both."""
+    at = index_of(run.keys, plan.keys[:KEY_BYTES])
+    return max(at, plan.page_of(run.keys[:KEY_BYTES])) != NOT_THERE
 
 
 def class_for(core: Core, run: Run, copy: Copy, tier: Tier) -> int:
@@ -264,6 +282,8 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     for lane in move.lanes:
         lane.give_back(move.size_bytes)
     core.moves.look(core.now)
+    if move.kind is MoveKind.COPY:
+        _end_lease(core, move, is_over=isinstance(reply, Ingested))
     outcomes = b""
     if isinstance(reply, Ingested) and len(reply.outcomes) == len(plan):
         outcomes = reply.outcomes

@@ -244,7 +244,7 @@ def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count
         segment.allocator.apply(span, ExtentEvent.RETIRED)
         if segment.takes_orders:
             core.saving.hurry(segment.id, span.chunk.start)
-            retiring = Retiring(key, generation, size_class, run.leased_until_s, removal)
+            retiring = Retiring(key, generation, size_class, run.free_from_s, removal)
             core.removals.retiring.setdefault(segment, {})[offset] = retiring
             removal.open_steps += 1
             order = orders.get(size_class)
@@ -255,7 +255,7 @@ def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count
         else:
             core.tombstones.add(segment.id, key, generation)
             core.removals.store(removal)
-    segment.keep_until(run.leased_until_s)
+    segment.keep_until(run.free_from_s)
     for order in orders.values():
         core.orders.give(order)
     run.clear(copy, page, count)

@@ -55,10 +55,10 @@ def retire_copy(core: Core, run: Run, copy: Copy, first: int, count: int) -> int
         freed += span.count * size_class
     run.clear(copy, first, count)
     segment.demoted_bytes = max(0, segment.demoted_bytes - freed)
-    segment.keep_until(run.leased_until_s)
+    segment.keep_until(run.free_from_s)
     for order in orders.values():
-        if run.leased_until_s > core.now:
-            core.orders.give_at(order, run.leased_until_s)
+        if run.free_from_s > core.now:
+            core.orders.give_at(order, run.free_from_s)
         else:
             core.orders.give(order)
     return freed

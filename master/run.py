@@ -103,6 +103,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
     """Which eviction policy gave it those numbers (master/eviction.py)."""
     leased_until_s: float = 0.0
     """When the last lease has ended and the margin is over (I9)."""
+    read_until_s: float = 0.0
+    """When the copies that are under way read it no more (I35)."""
     kept_until_s: float = 0.0
     """A put whose rest waits for room wants to hang it below the last page until then."""
     progress_s: float = 0.0
@@ -137,6 +139,11 @@ class Run(msgspec.Struct, gc=False, eq=False):
     def key(self, page: int) -> bytes:
         """Key of one page."""
         return self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+
+    @property
+    def free_from_s(self) -> float:
+        """Nothing of it is freed before: readers have a lease (I9), or copies are at it (I35)."""
+        return max(self.leased_until_s, self.read_until_s)
 
     @property
     def last_key(self) -> bytes:

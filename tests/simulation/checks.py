@@ -162,7 +162,7 @@ class Checks:
             name = type(message).__name__
             self.world.note(f"{master.name} <- {name} of session {event.session}")
         elif isinstance(event, CommandAnswered):
-            self.moves.ended(event.reply)
+            self.moves.ended(master, event.command, event.reply)
         if not isinstance(event, Request | Tick | Prolonged):
             self.world.note(f"{master.name} <- {type(event).__name__}")
 
@@ -212,6 +212,7 @@ class Checks:
         for offset, generation in pairs:
             self.orders[message.segment, offset, generation] = kind
             if isinstance(message, FreeExtents):
+                self.moves.stays(life, offset, "freed")
                 lease = self.leases.unreleased(life, offset, message.size_class, self.world.now)
                 if lease is not None and lease.generation <= generation:
                     self.fail("I9", f"{message.segment}+{offset} is freed under {lease}")
@@ -254,6 +255,7 @@ class Checks:
         if memory.is_read_in_place(offset, size):
             self.fail("I4", f"{memory.segment}+{offset} is overwritten while it is read in place")
         life = (memory.segment, memory.incarnation)
+        self.moves.stays(life, offset, "overwritten")
         lease = self.leases.running(life, offset, size, self.world.now)
         if lease is not None:
             self.fail("I9", f"{memory.segment}+{offset} is overwritten under {lease}")

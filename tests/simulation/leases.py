@@ -38,15 +38,10 @@ class LeaseBook:
 
     def grant(self, life: tuple[str, int], key: bytes, lease: Lease) -> None:
         """A lookup was answered with a lease."""
-        held = self.hold(life, lease)
-        self._by_page[key, lease.generation] = held
-        self.promised_s[key] = max(self.promised_s[key], lease.until_s)
-
-    def hold(self, life: tuple[str, int], lease: Lease) -> Lease:
-        """An extent stays as it is for so long; a lease on it that runs already is prolonged."""
         held = self._by_life[life].setdefault((lease.offset, lease.generation), lease)
         held.until_s = max(held.until_s, lease.until_s)
-        return held
+        self._by_page[key, lease.generation] = held
+        self.promised_s[key] = max(self.promised_s[key], lease.until_s)
 
     def renew(self, key: bytes, generation: int, until_s: float) -> None:
         """A renewal was answered with yes."""

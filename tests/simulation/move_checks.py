@@ -6,19 +6,18 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvstore.limits import LEASE_MARGIN_S
 from kvstore.record import RecordState
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
 from tests.simulation import master_view
-from tests.simulation.leases import Lease
 from tests.simulation.pages import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.wire.messages.base import Message
+    from master.events import CommandId
     from master.state import MasterState
     from tests.simulation.checks import Checks
     from tests.simulation.sim_master import SimMaster
@@ -41,12 +40,23 @@ class Present:
     """Pages that had left, by the master's own count."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a copy reads, and until when that stays."""
+
+    life: tuple[str, int]
+    offsets: frozenset[int]
+    until_s: float
+
+
 class MoveChecks:
     """Told of each move, and shown everything at each scan."""
 
     def __init__(self, checks: Checks) -> None:
         """Nothing moves."""
         self._checks = checks
+        self._reading: dict[int, Reading] = {}
+        """Copies that no master knows to be over, by generation."""
         self._before: Present | None = None
         self._cores: list[MasterState] = []
         """That have led since then."""
@@ -92,16 +102,25 @@ class MoveChecks:
                 checks.fail("I3", f"{segment}+{offset} is copied, but holds {record}")
 
     def _holds(self, master: SimMaster, message: Ingest, source: PeerSource) -> None:
-        """I35: what another worker reads stays for as long as the copy may take."""
+        """I35: what another worker reads stays until the copy is over, or has to be."""
         under_way = master_view.core_of(master).moves.in_flight.values()
         move = next(m for m in under_way if m.plan.generation == message.generation)
-        until_s = move.leased_until_s - LEASE_MARGIN_S
-        for _, offset, generation in _pages(message, source):
-            lease = Lease(offset, message.part_bytes, generation, until_s)
-            self._checks.leases.hold(_life(source), lease)
+        self._reading[message.generation] = Reading(
+            _life(source), frozenset(array("Q", source.offsets)), move.leased_until_s
+        )
 
-    def ended(self, reply: Message | None) -> None:
+    def stays(self, life: tuple[str, int], offset: int, what: str) -> None:
+        """I35: an extent is about to be freed or overwritten."""
+        for generation, reading in self._reading.items():
+            is_read = reading.life == life and offset in reading.offsets
+            if is_read and self._checks.world.now < reading.until_s:
+                self._checks.fail("I35", f"{life[0]}+{offset} is {what} under {generation:#x}")
+
+    def ended(self, master: SimMaster, command: CommandId, reply: Message | None) -> None:
         """A worker has answered a move, or not."""
+        move = master_view.core_of(master).moves.in_flight.get(command)
+        if move is not None and isinstance(reply, Ingested):
+            self._reading.pop(move.plan.generation, None)
         outcomes = reply.outcomes if isinstance(reply, Ingested) else b""
         for outcome in outcomes:
             self._checks.world.counts[f"moved: {Outcome(outcome).name.lower()}"] += 1

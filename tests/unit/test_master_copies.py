@@ -111,8 +111,36 @@ def test_what_is_read_is_leased_which_is_no_use_of_it(rig: Rig, space: OpenedNam
     used = run.touches, run.expires_s, run.reads
     start(rig)
     until_s = granter_release_s(rig.now, rig.tunables.put_timeout_s(8 * PAGE))
-    assert run.leased_until_s == run.copies[0].segment.leased_until_s == until_s
+    assert run.read_until_s == run.copies[0].segment.leased_until_s == until_s
     assert (run.touches, run.expires_s, run.reads) == used
+
+
+def test_what_was_read_may_go_once_every_copy_of_it_has_ended(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    run = the_run(rig)
+    start(rig, "w2-dram", range(4))
+    first = ordered(rig)
+    rig.tick(0.5)
+    start(rig, "w3-dram", range(2, 8))
+    second = ordered(rig)
+    until_s = granter_release_s(rig.now, rig.tunables.put_timeout_s(6 * PAGE))
+    assert run.read_until_s == until_s
+    rig.obey(first)
+    assert the_run(rig, key(3)).read_until_s == until_s, "the other one reads on"
+    rig.obey(second)
+    for page in range(8):
+        assert the_run(rig, key(page)).free_from_s == 0.0
+
+
+def test_what_a_copy_reads_of_which_nobody_knows_whether_it_is_over_stays(
+    rig: Rig, space: OpenedNamespace
+) -> None:
+    run = the_run(rig)
+    start(rig)
+    until_s = run.read_until_s
+    rig.send(CommandAnswered(ordered(rig).command, None))
+    assert (run.free_from_s, run.read_until_s) == (until_s, 0.0)
 
 
 def test_no_copy_takes_longer_than_leases_may_last() -> None:
@@ -124,14 +152,14 @@ def test_no_copy_takes_longer_than_leases_may_last() -> None:
     start(made)
     (put,) = made.master.core.moves.owner.puts.values()
     assert put.timeout_s == limits.LEASE_TTL_MAX_S
-    assert the_run(made).leased_until_s == granter_release_s(made.now, limits.LEASE_TTL_MAX_S)
+    assert the_run(made).read_until_s == granter_release_s(made.now, limits.LEASE_TTL_MAX_S)
 
 
 def test_pages_that_are_removed_meanwhile_stay_away_and_their_memory_is_kept(
     rig: Rig, space: OpenedNamespace
 ) -> None:
     start(rig)
-    command, until_s = ordered(rig), the_run(rig).leased_until_s
+    command, until_s = ordered(rig), the_run(rig).read_until_s
     assert space.remove(KEYS[3 * 32 : 5 * 32]) is None
     rig.obey_all()
     assert not any(isinstance(each.message, FreeExtents) for each in rig.commands)

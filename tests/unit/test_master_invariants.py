@@ -298,8 +298,10 @@ def test_a_copy_that_reads_what_is_not_leased_is_found(what: str) -> None:
     run = the_run(core)
     moves.start(core, moves.MoveKind.COPY, run, run.copies[0], range(1), core.segments["w2-dram"])
     rig.tick()
-    leased = run if what == "run" else run.copies[0].segment
-    leased.leased_until_s = rig.now
+    if what == "run":
+        run.read_until_s = rig.now
+    else:
+        run.copies[0].segment.leased_until_s = rig.now
     with pytest.raises(InvariantBroken, match="I35"):
         rig.master.check_invariants()
 
