@@ -10,7 +10,7 @@ from kvstore.errors import BadValue
 from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import NamespaceReplicas, ReplicaReport
-from master import namespaces
+from master import heat, namespaces
 from master.replication import SURPLUS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
     counts = core.replication.census.by_namespace
     worst = sorted(counts, key=lambda ordinal: (-counts[ordinal].lacking, ordinal))
     rows = [_row(core, ordinal, counts[ordinal]) for ordinal in worst[:ROWS_MAX]]
-    rate = core.replication.copied.bytes_per_s(core.now)
+    rate, hot = core.replication.copied.bytes_per_s(core.now), heat.totals(core)
     core.reply(
         caller,
         ReplicaReport(
@@ -64,6 +64,9 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
             backlog_bytes,
             rate,
             0.0 if not backlog_bytes else backlog_bytes / rate if rate else inf,
+            core.replica_policy.name,
+            hot.runs,
+            hot.replicas,
         ),
     )
 

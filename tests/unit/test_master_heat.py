@@ -11,6 +11,7 @@ from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.operator import ResetPolicy, SetPolicy
 from kvstore.wire.messages.reads import Lookup, MatchPrefix, Prefetch
+from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from master import heat, replica_counts
 from master.events import SessionId, SessionOpened
 from master.tunables import Tunables
@@ -355,6 +356,15 @@ def test_nothing_is_let_go_for_heat() -> None:
     assert the_run(rig).extra == 1
     assert 0 < counters["copied_pages_dram"] < PAGES, "up to the high one"
     assert counters["pages_evicted"] == evicted
+
+
+def test_operators_are_told_how_much_is_wanted() -> None:
+    rig, space = pool()
+    read(rig, space, 40, WINDOW_S)
+    operator = rig.open("operator", "", "kvharbor")
+    report = rig.settled(operator, rig.ask(operator, GetReplicas()))
+    assert isinstance(report, ReplicaReport), report
+    assert (report.heat, report.hot_runs, report.for_heat) == ("enforce", 1, 2)
 
 
 def wanted_for_ever(core: Core) -> None:

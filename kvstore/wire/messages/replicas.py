@@ -81,6 +81,12 @@ class ReplicaReport(Message, frozen=True, tag=139):
     """Copied lately."""
     eta_s: float
     """Backlog by that; infinity while nothing is copied."""
+    heat: str
+    """The policy that says how many more are wanted of what is read much."""
+    hot_runs: int
+    """Runs of pages of which it says so."""
+    for_heat: int
+    """Replicas more, of all of them; by `observe` they are only counted."""
 
 
 class SetReplicas(Message, frozen=True, tag=140):
