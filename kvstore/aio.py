@@ -30,7 +30,7 @@ from kvstore.client.steps import Ask, IngestPages, Pause, ReadPages, WipePages, 
 from kvstore.client.writes import PutWishes
 from kvstore.clock import SystemClock
 from kvstore.namespace import opaque, open_layout
-from kvstore.rpc.identity import Identity, Role
+from kvstore.rpc.identity import Identity, Role, this_host
 from kvstore.transfer.choice import Choice
 from kvstore.transfer.device import Block
 from kvstore.wire.messages.reads import GetStatus, Status
@@ -94,6 +94,7 @@ class AsyncKVStore:
         tenant: str = "default",
         secret: bytes | None = None,
         name: str = "",
+        host: str | None = None,
         transports: Sequence[str] = DEFAULT_TRANSPORTS,
         timeout_s: float = limits.CALL_TIMEOUT_S,
         hedge: bool = False,
@@ -101,7 +102,8 @@ class AsyncKVStore:
         """Reach a master of the pool; see KVStore.connect."""
         addresses = checks.master_addresses(masters)
         checks.texts("transports", transports)
-        identity = Identity(Role.ENGINE, tenant, name, secret)
+        host = this_host() if host is None else host
+        identity = Identity(Role.ENGINE, tenant, name, secret, host=host)
         link = AsyncMasterLink(addresses, identity)
         try:
             choice = Choice(transports, lambda: identity, SystemClock())
@@ -113,14 +115,18 @@ class AsyncKVStore:
         return store
 
     async def open(
-        self, content: Content, layout: Layout, *, ttl_s: float | None = None
+        self, content: Content, layout: Layout, *, ttl_s: float | None = None, replicas: int = 0
     ) -> OpenedNamespace:
         """See KVStore.open."""
-        return await self._run(self._calls.open_steps(open_layout(content, layout), ttl_s))
+        return await self._run(
+            self._calls.open_steps(open_layout(content, layout), ttl_s, replicas)
+        )
 
-    async def open_opaque(self, name: str, *, ttl_s: float | None = None) -> OpenedNamespace:
+    async def open_opaque(
+        self, name: str, *, ttl_s: float | None = None, replicas: int = 0
+    ) -> OpenedNamespace:
         """See KVStore.open_opaque."""
-        return await self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s))
+        return await self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s, replicas))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""
@@ -139,9 +145,14 @@ class AsyncKVStore:
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
@@ -158,9 +169,14 @@ class AsyncKVStore:
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put_parts."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         request = self._calls.put_request(opened, chain, offsets, None, wishes)
         return await self._put(source, request)
 
@@ -177,13 +193,24 @@ class AsyncKVStore:
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return await self._put(source, request)
 
     async def _put(self, source: object, request: PutRequest) -> list[PutOutcome]:
+        outcomes = await self._store(source, request)
+        if request.awaits_replicas:
+            return await self._run(self._calls.replica_steps(request, outcomes))
+        return outcomes
+
+    async def _store(self, source: object, request: PutRequest) -> list[PutOutcome]:
         with self._calls.memory("source", source, writable=False) as memory:
             check_source(request, memory)
             if not request.sources or not request.pages:

@@ -24,12 +24,13 @@ from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.performer import HostMover
 from kvstore.client.pins import PinRequest, pin_steps, unpin_steps
 from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.replicas import replica_steps
 from kvstore.client.staging import Staging
 from kvstore.client.steps import ask
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import BadValue, BufferClosed, MalformedMessage, OutOfSpace
 from kvstore.page import PageChain
-from kvstore.require import require, require_owner, require_ttl
+from kvstore.require import require, require_owner, require_replicas, require_ttl
 from kvstore.transfer.bounce import Bounces
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.device import Block
@@ -171,12 +172,18 @@ class Calls:
         deadline_s = self.deadline_s(wishes.timeout_s, pages * page_bytes)
         return PutRequest(
             opened, chain, tuple(sources), deadline_s, wishes.wait, wishes.ttl_s, wishes.hints,
-            wishes.tier,
+            wishes.tier, wishes.replicas, wishes.strict, wishes.replicas_now,
         )  # fmt: skip
 
     def put_steps(self, request: PutRequest) -> Steps[list[PutOutcome]]:
         """The plan of a put."""
         return put_steps(request, self.clock, new_request_id)
+
+    def replica_steps(
+        self, request: PutRequest, outcomes: list[PutOutcome]
+    ) -> Steps[list[PutOutcome]]:
+        """The plan of waiting for what a put asked for."""
+        return replica_steps(request, outcomes, self.clock)
 
     def pin_steps(
         self,
@@ -242,14 +249,17 @@ class Calls:
 
         return read_steps(request, self.clock, rank, pages.order)
 
-    def open_steps(self, namespace: Namespace, ttl_s: float | None) -> Steps[OpenedNamespace]:
-        """Make a namespace known to the master, once a store; a TTL is told each time."""
+    def open_steps(
+        self, namespace: Namespace, ttl_s: float | None, replicas: int = 0
+    ) -> Steps[OpenedNamespace]:
+        """Make a namespace known to the master, once a store; what is wished is told each time."""
         known = self.opened.get(namespace.id)
+        require_replicas("replicas", replicas)
         if ttl_s is not None:
             require_ttl("ttl_s", ttl_s)
-        elif known is not None:
+        elif known is not None and not replicas:
             return known
-        question = OpenNamespace(namespace.content, namespace.layout, ttl_s)
+        question = OpenNamespace(namespace.content, namespace.layout, ttl_s, replicas)
         reply = yield from ask(question, NamespaceOpened, self._timeout_s)
         if reply.namespace != namespace.id:
             raise MalformedMessage("the master opened another namespace")

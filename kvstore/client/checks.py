@@ -16,7 +16,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.namespace import check_part_sizes
 from kvstore.page import PageChain
 from kvstore.replica import check_tier
-from kvstore.require import require, require_owner, require_ttl
+from kvstore.require import require, require_owner, require_replicas, require_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +68,9 @@ def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> N
         require_ttl("ttl_s", wishes.ttl_s)
     check_hints(wishes.hints)
     tier_name(wishes.tier)
+    require_replicas("replicas", wishes.replicas)
+    require("strict", wishes.strict, bool, "True or False")
+    require("replicas_now", wishes.replicas_now, bool, "True or False")
 
 
 def tier_name(tier: str) -> str:

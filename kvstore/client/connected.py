@@ -14,7 +14,7 @@ from kvstore.client.calls import Calls
 from kvstore.client.performer import Blocking, Mover, Viewer
 from kvstore.client.steps import ask, drive
 from kvstore.clock import SystemClock
-from kvstore.rpc.identity import Identity, Role
+from kvstore.rpc.identity import Identity, Role, this_host
 from kvstore.rpc.link import MasterLink
 from kvstore.transfer.choice import Choice
 from kvstore.wire.messages.reads import GetStatus, Status
@@ -61,6 +61,7 @@ class Connected:
         tenant: str = "default",
         secret: bytes | None = None,
         name: str = "",
+        host: str | None = None,
         transports: Sequence[str] = DEFAULT_TRANSPORTS,
         timeout_s: float = limits.CALL_TIMEOUT_S,
         hedge: bool = False,
@@ -69,6 +70,8 @@ class Connected:
 
         A text may name several, with commas between.
 
+        `host` names the machine that this process runs on, as its workers do, who take the
+        system's name for it, too, unless told otherwise: what is put lies best on that machine.
         `transports` are those that may be used; ConfigError when this process cannot use one.
         With `hedge` a small read over a network whose worker is late goes to the next replica as
         well: one read in twenty at most, by threads of the store, for one more copy of each read.
@@ -77,7 +80,9 @@ class Connected:
         addresses = checks.master_addresses(masters)
         checks.texts("transports", transports)
         clock = SystemClock()
-        link = MasterLink(addresses, Identity(Role.ENGINE, tenant, name, secret), clock)
+        host = this_host() if host is None else host
+        identity = Identity(Role.ENGINE, tenant, name, secret, host=host)
+        link = MasterLink(addresses, identity, clock)
         try:
             choice = Choice(transports, lambda: link.identity, clock)
             store = cls(link, choice, clock, tenant=tenant, timeout_s=timeout_s, hedge=hedge)

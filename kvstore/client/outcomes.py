@@ -30,6 +30,10 @@ class RefusedReason(StrEnum):
     """The worker could not be reached, or did not finish."""
     BUSY = "busy"
     """Readers held every extent that was planned."""
+    TOO_FEW_HOSTS = "too_few_hosts"
+    """Fewer hosts lend now than replicas are wanted, and the put is strict."""
+    TOO_FEW_REPLICAS = "too_few_replicas"
+    """Fewer replicas than wanted within the deadline, and the put is strict; those stay."""
     DEADLINE = "deadline"
     """The call's deadline passed before this page's turn came."""
     OTHER = "other"
@@ -60,13 +64,24 @@ class MissReason(StrEnum):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """This put sealed its parts of the page. `visible`: all parts of the page are in."""
+    """This put sealed its parts of the page. `visible`: all parts of the page are in.
+
+    `replicas` can be read of the `replicas_wanted`; None where the put did not wait for them.
+    """
 
     visible: bool = True
+    replicas_wanted: int | None = None
+    replicas: int | None = None
 
 
 class AlreadyThere(msgspec.Struct, frozen=True):
-    """The pool held these parts before, or another put stored them meanwhile."""
+    """The pool held these parts before, or another put stored them meanwhile.
+
+    Replicas as in Stored.
+    """
+
+    replicas_wanted: int | None = None
+    replicas: int | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -103,6 +118,7 @@ _REFUSED: Final[dict[int, RefusedReason]] = {
     Outcome.MISSING: RefusedReason.STALE,
     Outcome.SOURCE_LOST: RefusedReason.SOURCE_LOST,
     Outcome.TRANSPORT: RefusedReason.TRANSPORT,
+    Outcome.TOO_FEW_HOSTS: RefusedReason.TOO_FEW_HOSTS,
 }
 _MISSED: Final[dict[int, MissReason]] = {
     Outcome.MISSING: MissReason.ABSENT,

@@ -52,18 +52,21 @@ class KVStore(Connected):
     # Namespaces and buffers.
 
     def open(
-        self, content: Content, layout: Layout, *, ttl_s: float | None = None
+        self, content: Content, layout: Layout, *, ttl_s: float | None = None, replicas: int = 0
     ) -> OpenedNamespace:
         """Make a namespace known to the pool. BadValue names a field that is wrong.
 
         `ttl_s` is that of pages which are put without one, by anybody, from now on; infinity is
-        for ever. None leaves it as it is, at first the master's.
+        for ever. None leaves it as it is, at first the master's. `replicas` is how many are wanted
+        of each page for which no put asks for a number; 0 leaves that as it is.
         """
-        return self._run(self._calls.open_steps(open_layout(content, layout), ttl_s))
+        return self._run(self._calls.open_steps(open_layout(content, layout), ttl_s, replicas))
 
-    def open_opaque(self, name: str, *, ttl_s: float | None = None) -> OpenedNamespace:
+    def open_opaque(
+        self, name: str, *, ttl_s: float | None = None, replicas: int = 0
+    ) -> OpenedNamespace:
         """A namespace of named objects of any size, without prefix; see `put_objects`."""
-        return self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s))
+        return self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s, replicas))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """Memory that pages are put from and read into without another copy.
@@ -87,6 +90,9 @@ class KVStore(Connected):
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """Store one part of every page of a chain; one outcome a page, in order.
 
@@ -97,8 +103,17 @@ class KVStore(Connected):
         by anybody finds what is `Stored(visible=True)`. `hints` say what is known of the chain's
         future: the pool's policies listen to them and promise nothing. `tier` is where the pages
         had best lie ("hbm" is the memory of devices); without room there they go where all go.
+
+        `replicas` is how many of each page are wanted, on hosts of their own; 0 for as many as the
+        namespace wants. The put writes one; the pool makes the others from it, and more of them
+        when hosts come, should there be fewer. With `replicas_now` the call waits for them, within
+        its deadline, and outcomes tell how many there are. `strict` waits, too, and takes no fewer:
+        where there are not enough hosts nothing is put, and a page that has fewer by the deadline
+        counts as Refused, although what it has stays.
         """
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return self._put(source, request)
@@ -115,9 +130,14 @@ class KVStore(Connected):
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """Store several parts of every page: `offsets` has one list for each part."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         return self._put(source, self._calls.put_request(opened, chain, offsets, None, wishes))
 
     def put_objects(  # noqa: PLR0913 -- each is a wish of its own
@@ -133,13 +153,24 @@ class KVStore(Connected):
         timeout_s: float | None = None,
         hints: Hints | None = None,
         tier: str = "",
+        replicas: int = 0,
+        strict: bool = False,
+        replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """Store named objects of `size_bytes` each in an opaque namespace."""
-        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier)
+        wishes = PutWishes(
+            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
+        )  # fmt: skip
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return self._put(source, request)
 
     def _put(self, source: object, request: PutRequest) -> list[PutOutcome]:
+        outcomes = self._store(source, request)
+        if request.awaits_replicas:
+            return self._run(self._calls.replica_steps(request, outcomes))
+        return outcomes
+
+    def _store(self, source: object, request: PutRequest) -> list[PutOutcome]:
         with self._calls.memory("source", source, writable=False) as memory:
             check_source(request, memory)
             if not request.sources or not request.pages:

@@ -76,6 +76,9 @@ class PutWishes(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     hints: Hints | None = None
     tier: str = ""
+    replicas: int = 0
+    strict: bool = False
+    replicas_now: bool = False
 
 
 class PutRequest(msgspec.Struct, frozen=True):
@@ -90,6 +93,14 @@ class PutRequest(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     hints: Hints | None = None
     tier: str = ""
+    replicas: int = 0
+    strict: bool = False
+    replicas_now: bool = False
+
+    @property
+    def awaits_replicas(self) -> bool:
+        """Whether the put is over only when its pages have their replicas."""
+        return self.strict or self.replicas_now
 
     @property
     def pages(self) -> int:
@@ -137,6 +148,8 @@ class _Batch:
             ttl_s=request.ttl_s,
             hints=request.hints,
             tier=request.tier,
+            replicas=request.replicas,
+            strict=request.strict,
         )
 
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:

@@ -111,7 +111,7 @@ class SimClient:
     ) -> Steps[Channel | None]:
         """Connect an end of ours; None when nobody greets in time."""
         connected: Signal[Channel | None] = Signal()
-        greeting = Greeting("engine", self.name, self.token)
+        greeting = Greeting("engine", self.name, self.token, self.host)
         timeout_s = min(HANDSHAKE_TIMEOUT_S, deadline_s - self.world.now)
         call = Dial(
             self.name, target, greeting, link.receive, link.ended, connected.fire, timeout_s

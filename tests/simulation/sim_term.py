@@ -158,7 +158,8 @@ class SimTerm:
         session = SessionId(self._last_session)
         self._sessions[session] = endpoint
         self._ids[endpoint] = session
-        self.feed(SessionOpened(session, greeting.role, TENANT, greeting.name, greeting.token))
+        who = greeting.role, TENANT, greeting.name, greeting.token, greeting.host
+        self.feed(SessionOpened(session, *who))
 
     def closed(self, endpoint: Endpoint) -> None:
         """Its connection has ended."""

@@ -41,6 +41,7 @@ class Greeting:
     role: str
     name: str
     token: bytes
+    host: str = ""
 
 
 class WorkerLinks:

@@ -55,6 +55,24 @@ def test_a_namespace_is_asked_for_once_but_for_its_ttl() -> None:
     assert script.asked == [OpenNamespace(content, layout, each) for each in (None, 60.0, 60.0)]
 
 
+def test_what_is_wished_of_replicas_is_told_each_time() -> None:
+    space, script, prepared = opened(), Script(), calls()
+    script.will(*[NamespaceOpened(space.namespace.id, 7)] * 3)
+    for replicas in (2, 0, 2, 3):
+        assert drive(prepared.open_steps(space.namespace, None, replicas), script) == space
+    content, layout = space.namespace.content, space.namespace.layout
+    wanted = [OpenNamespace(content, layout, None, replicas) for replicas in (2, 2, 3)]
+    assert script.asked == wanted
+
+
+def test_what_a_put_wishes_of_replicas_reaches_its_plan() -> None:
+    prepared, space, chain = calls(), opened(), PageChain(bytes(range(32)))
+    wishes = PutWishes(replicas=3, strict=True, replicas_now=True)
+    request = prepared.put_request(space, chain, {0: [0]}, None, wishes)
+    assert (request.replicas, request.strict, request.replicas_now) == (3, True, True)
+    assert PutWishes() == WISHES == PutWishes(replicas=0, strict=False, replicas_now=False)
+
+
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])
 def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
     with pytest.raises(BadValue, match="timeout_s"):

@@ -101,6 +101,7 @@ ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
     "transports": (lambda v: KVStore.connect(transports=v), (*NO_LIST, "shm", [None], [b"shm"])),
     "tenant": (lambda v: Identity(Role.ENGINE, tenant=v), (*NO_TEXT, "x" * 513)),
     "name": (lambda v: Identity(Role.ENGINE, name=v), (*NO_TEXT, "x" * 513)),
+    "host": (lambda v: Identity(Role.ENGINE, host=v), (*NO_TEXT, "x" * 513)),
     "secret": (lambda v: Identity(Role.ENGINE, secret=v), ("a", 1, [1], b"", bytearray(8))),
     "content": (lambda v: open_layout(v, Layout()), NO_STRUCT),
     "layout": (lambda v: open_layout(CONTENT, v), NO_STRUCT),
@@ -174,6 +175,13 @@ ARGUMENTS: Final[dict[str, tuple[Call, Several]]] = {
     "hints, put": (lambda v: put(hints=v), NO_STRUCT[1:]),
     "turn": (lambda v: put(hints=Hints(turn=v)), (*NO_INT[1:], 0, -1, 1 << 70)),
     "wait": (lambda v: put(wait=v), NO_BOOL),
+    "replicas": (lambda v: put(replicas=v), (*NO_INT, -1, 17, 1 << 70)),
+    "replicas, open": (
+        lambda v: next(CALLS.open_steps(SPACE.namespace, None, v)),
+        (*NO_INT, -1, 17, 1 << 70),
+    ),
+    "strict": (lambda v: put(strict=v), NO_BOOL),
+    "replicas_now": (lambda v: put(replicas_now=v), NO_BOOL),
     "locations": (lambda v: CALLS.read_request(v, 0, [0], None), NO_STRUCT),
     "part, read": (
         lambda v: CALLS.read_request(MATCH, v, [0], None),
