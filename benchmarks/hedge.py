@@ -8,20 +8,19 @@ hedging take turns, second by second, under the same kind of weather.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from benchmarks.harness import KIB, Report, arguments
-from benchmarks.pool import Pool, PoolFailed
-from kvstore import Hit, KVStore, Stored
+from benchmarks.pool import PoolFailed
+from kvstore import Hit, KVStore
+from tests.cluster.rig import Rig, Shape
 
 if TYPE_CHECKING:
     import argparse
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.counters import ClientCounters
     from kvstore.client.locations import Locations
+    from tests.cluster.servers import Server
 
 PAGE_BYTES: Final = 256 * KIB
 PAGES: Final = 64
@@ -45,14 +45,14 @@ WEATHER: Final = {"none stops": 0, "one stops": 1, "both stop": 2}
 
 
 class Stops:
-    """Stops each of these processes again and again, for as long as the context lasts."""
+    """Stops each of these workers again and again, for as long as the context lasts."""
 
-    def __init__(self, pids: Sequence[int], seed: int) -> None:
+    def __init__(self, workers: Sequence[Server], seed: int) -> None:
         """The same seed gives the same pauses."""
         self._end = threading.Event()
         self._threads = [
-            threading.Thread(target=self._stop, args=(pid, random.Random(seed + i)), daemon=True)
-            for i, pid in enumerate(pids)
+            threading.Thread(target=self._stop, args=(each, random.Random(seed + i)), daemon=True)
+            for i, each in enumerate(workers)
         ]
 
     def __enter__(self) -> Self:
@@ -65,11 +65,11 @@ class Stops:
         for thread in self._threads:
             thread.join()
 
-    def _stop(self, pid: int, draw: random.Random) -> None:
+    def _stop(self, worker: Server, draw: random.Random) -> None:
         while not self._end.wait(draw.expovariate(1 / PAUSE_S)):
-            os.kill(pid, signal.SIGSTOP)
+            worker.stop()
             self._end.wait(STOP_S)
-            os.kill(pid, signal.SIGCONT)
+            worker.go_on()
 
 
 class Reader:
@@ -114,11 +114,12 @@ def main() -> int:
         turns=rounds, turn_s=TURN_S, seed=SEED,
     )  # fmt: skip
     with ExitStack() as undo:
-        pools = [undo.enter_context(Pool("128MiB")) for _ in range(2)]
-        readers = _readers(pools, undo)
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="kvharbor-bench-"))
+        shape = Shape(masters=1, workers=2, members=0)
+        rig = undo.enter_context(Rig(Path(folder) / "pool", shape))
+        readers = _readers(rig, undo)
         for weather, stopped in WEATHER.items():
-            workers = [pool.worker_pid for pool in pools][:stopped]
-            _compare(report, readers, workers, weather, rounds)
+            _compare(report, readers, rig.workers[:stopped], weather, rounds)
     return report.finish()
 
 
@@ -126,55 +127,40 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each case (3 if --quick)")
 
 
-def _readers(pools: Sequence[Pool], undo: ExitStack) -> dict[str, Reader]:
-    """Clients of both workers: each has put the same pages into its own pool."""
+def _readers(rig: Rig, undo: ExitStack) -> dict[str, Reader]:
+    """Clients of both workers, which know by now how long reads take."""
     data = memoryview(random.Random(SEED).randbytes(PAGES * PAGE_BYTES))
-    found = [_put(pool, data) for pool in pools]
-    pages = [_merged(one, other) for one, other in zip(*found, strict=True)]
     readers = {}
     for name, hedge in (("plain", False), ("hedged", True)):
-        store = KVStore.connect(pools[0].master, transports=("tcp",), hedge=hedge)
+        store = KVStore.connect(rig.addresses, transports=("tcp",), hedge=hedge)
         undo.callback(store.close)
+        pages = _located(store, data)
         readers[name] = Reader(store, pages, data)
         for _ in range(WARM_UP_READS):
             readers[name].read()
     return readers
 
 
-def _put(pool: Pool, data: memoryview) -> list[Locations]:
-    """Put all pages as objects; where each lies, without a lease, since nothing is evicted."""
-    with KVStore.connect(pool.master, transports=("tcp",)) as store:
-        opened = store.open_opaque("hedge", ttl_s=float("inf"))
-        names = opened.names([b"%d" % i for i in range(PAGES)])
-        places = range(0, PAGES * PAGE_BYTES, PAGE_BYTES)
-        if store.put_objects(opened, names, data, places, PAGE_BYTES) != [Stored()] * PAGES:
-            raise PoolFailed("put")
-        each = [names.slice(i, i + 1) for i in range(PAGES)]
-        return [store.lookup(opened, name, lease=False) for name in each]
+def _located(store: KVStore, data: memoryview) -> list[Locations]:
+    """Put the pages on both workers, unless they are there; where each lies.
 
-
-def _merged(one: Locations, other: Locations) -> Locations:
-    """The page as one pool would locate it that has both workers."""
-    (piece,), (beside,) = one.pieces, other.pieces
-    (run,), (same,) = piece.located.runs, beside.located.runs
-    (copy,) = same.copies
-    first = len(piece.located.segments)
-    replica = msgspec.structs.replace(copy, segment=copy.segment + first)
-    segments = [
-        msgspec.structs.replace(segment, worker=f"{segment.worker}-2")
-        for segment in beside.located.segments
+    Without a lease, which would end while they are read; nothing is evicted.
+    """
+    opened = store.open_opaque("hedge", ttl_s=float("inf"))
+    names = opened.names([b"%d" % i for i in range(PAGES)])
+    places = range(0, PAGES * PAGE_BYTES, PAGE_BYTES)
+    store.put_objects(opened, names, data, places, PAGE_BYTES, replicas=2, replicas_now=True)
+    found: list[Locations] = [
+        store.lookup(opened, names.slice(i, i + 1), lease=False) for i in range(PAGES)
     ]
-    located = msgspec.structs.replace(
-        piece.located,
-        segments=(*piece.located.segments, *segments),
-        runs=(msgspec.structs.replace(run, copies=(*run.copies, replica)),),
-    )
-    whole = msgspec.structs.replace(piece, located=located)
-    return msgspec.structs.replace(one, pieces=(whole,))
+    for each in found:
+        if len(each.pieces[0].located.segments) != 2:
+            raise PoolFailed("put: a page lies not on both workers")
+    return found
 
 
 def _compare(
-    report: Report, readers: dict[str, Reader], workers: Sequence[int], weather: str, rounds: int
+    report: Report, readers: dict[str, Reader], workers: Sequence[Server], weather: str, rounds: int
 ) -> None:
     """Both kinds of reader, in turns."""
     took_s: dict[str, list[float]] = {name: [] for name in readers}

@@ -91,11 +91,6 @@ class Pool(AbstractContextManager["Pool"]):
         """For its memory."""
         return self._servers[0]
 
-    @property
-    def worker_pid(self) -> int:
-        """For stopping it."""
-        return self._servers[1]
-
     def clock(self) -> ProcessClock:
         """Processor time of all that works for a call now: this process, servers, children."""
         pids = [os.getpid(), *self._servers]
