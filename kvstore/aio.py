@@ -150,9 +150,7 @@ class AsyncKVStore:
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put."""
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return await self._put(source, request)
@@ -174,9 +172,7 @@ class AsyncKVStore:
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put_parts."""
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         request = self._calls.put_request(opened, chain, offsets, None, wishes)
         return await self._put(source, request)
 
@@ -198,9 +194,7 @@ class AsyncKVStore:
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return await self._put(source, request)
 

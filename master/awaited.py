@@ -131,7 +131,7 @@ def _count(core: Core, wait: Wait) -> tuple[bytes, bytes, bytes]:
     wanted, got, blocked_on = bytearray(pages), bytearray(pages), b""
     for stretch in tree.stretches(wait.keys):
         first, count, run = stretch.first, stretch.count, stretch.run
-        number = min(_COUNT_MAX, replica_counts.wanted(core, run))
+        number = min(_COUNT_MAX, replica_counts.asked(core, run))
         counts = replica_counts.got(core, run, tree.parts)[stretch.page : stretch.page + count]
         wanted[first : first + count] = bytes([number]) * count
         got[first : first + count] = counts

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.directory import Stretch, Tree
     from master.namespaces import KnownNamespace
+    from master.run import Run
     from master.segments import Segment
 
 REQUEST_BYTES: Final = 16
@@ -178,8 +179,15 @@ class Planner:
         for stretch in found:
             run = stretch.run
             run.ttl_s = max(run.ttl_s, asked_s)
-            run.replicas = max(run.replicas, replicas)
+            if replicas > run.replicas:
+                self._want_more(run)
             self._core.touch(run, hints)
+
+    def _want_more(self, run: Run) -> None:
+        """It may lack some now (I34), even if it did well with fewer until now."""
+        core = self._core
+        run.replicas, run.thinned = self._message.replicas, False
+        core.replication.note(core, self._tree, run.keys, core.now, presses=True)
 
     def _keep_end(self, chain: PutChain) -> None:
         """Keep the last page of the chain that is in the tree, while its rest waits for room.

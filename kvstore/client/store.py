@@ -111,9 +111,7 @@ class KVStore(Connected):
         where there are not enough hosts nothing is put, and a page that has fewer by the deadline
         counts as Refused, although what it has stays.
         """
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         by_part = {checks.part_number(part): offsets}
         request = self._calls.put_request(opened, chain, by_part, None, wishes)
         return self._put(source, request)
@@ -135,9 +133,7 @@ class KVStore(Connected):
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """Store several parts of every page: `offsets` has one list for each part."""
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         return self._put(source, self._calls.put_request(opened, chain, offsets, None, wishes))
 
     def put_objects(  # noqa: PLR0913 -- each is a wish of its own
@@ -158,9 +154,7 @@ class KVStore(Connected):
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
         """Store named objects of `size_bytes` each in an opaque namespace."""
-        wishes = PutWishes(
-            ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now
-        )  # fmt: skip
+        wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
         request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
         return self._put(source, request)
 

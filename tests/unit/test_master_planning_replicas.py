@@ -6,6 +6,8 @@ import pytest
 
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PutPlans
+from kvstore.wire.messages.replicas import AwaitReplicas, ReplicasCounted
+from master import replica_counts
 from tests.unit.master_pages import KEYS, granted, key, refused, upto
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 from tests.unit.stored_pages import end, offer
@@ -114,3 +116,39 @@ def test_also_where_the_workers_records_are_asked_for(rig: Rig, space: OpenedNam
     end(rig)
     assert asked(space, upto(5)) == [3] * 5
     assert asked(space, chain(7, 1)) == [0]
+
+
+def test_more_are_made_of_pages_that_are_there_when_a_later_put_wants_them() -> None:
+    """I34: what was thinned out before, too."""
+    rig = Rig()
+    for name in ("w1", "w2", "w3"):
+        rig.add_worker(name)
+    space = rig.open_namespace()
+    rig.pass_time(2.0)
+    space.put(KEYS)
+    rig.pass_time(1.0)
+    run = rig.master.core.tree(space.ordinal).get(key(0))
+    assert run is not None
+    run.thinned = True
+    assert isinstance(space.begin(upto(3), replicas=3), PutPlans)
+    rig.pass_time(1.0)
+    counts = [
+        each
+        for stretch in rig.master.core.tree(space.ordinal).stretches(KEYS)
+        for each in replica_counts.got(rig.master.core, stretch.run, 1)
+    ]
+    assert counts == [3] * 3 + [1] * 5
+
+
+def test_who_waits_for_replicas_does_not_wait_for_those_of_heat() -> None:
+    rig = Rig()
+    for name in ("w1", "w2"):
+        rig.add_worker(name)
+    space = rig.open_namespace()
+    put(space, KEYS, 2)
+    rig.pass_time(1.0)
+    run = rig.master.core.tree(space.ordinal).get(key(0))
+    assert run is not None
+    run.extra, rig.checks = 1, False  # as heat would have it, which knows the run then
+    reply = rig.ask(rig.engine, AwaitReplicas(space.id, KEYS + chain(9, 1), 5.0))
+    assert reply == ReplicasCounted(b"\2" * 8 + b"\0", b"\2" * 8 + b"\0")
