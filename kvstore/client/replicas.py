@@ -13,7 +13,7 @@ from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
 from kvstore.client.steps import Steps, ask
 from kvstore.client.writes import PATIENCE
-from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
+from kvstore.errors import DeadlineExceeded, MalformedMessage, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.replicas import AwaitReplicas, ReplicasCounted
 
@@ -60,7 +60,7 @@ def _count(request: PutRequest, keys: bytes, clock: Clock) -> Steps[ReplicasCoun
     question = AwaitReplicas(request.opened.namespace.id, keys, left_s * PATIENCE)
     try:
         counts = yield from ask(question, ReplicasCounted, left_s)
-    except (DeadlineExceeded, Unavailable):
+    except (DeadlineExceeded, Unavailable, OutOfSpace):
         return None  # the pages are stored: that is not to be lost in an error
     if not len(counts.wanted) == len(counts.got) == len(keys) // KEY_BYTES:
         raise MalformedMessage(f"ReplicasCounted: {len(counts.got)} pages of {len(keys)} bytes")
