@@ -51,6 +51,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     chunk: str = "16MiB"
     master: dict[str, object] = {}
     """Settings of every master."""
+    worker: dict[str, object] = {}
+    """Settings of every worker."""
     quota_bytes: int = 0
     """Of etcd's space; 0: plenty."""
     seed: int = 0
@@ -150,8 +152,11 @@ class Rig:
             "dram": self.shape.dram,
             "chunk": self.shape.chunk,
         }
-        cluster: dict[str, object] = {"name": self.cluster}
-        return Server("worker", self.folder / name, {"cluster": cluster, "worker": settings})
+        sections: dict[str, Mapping[str, object]] = {
+            "cluster": {"name": self.cluster},
+            "worker": settings | self.shape.worker,
+        }
+        return Server("worker", self.folder / name, sections)
 
     # What the pool says of itself.
 
