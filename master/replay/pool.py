@@ -87,7 +87,7 @@ TENANT: Final = "replay"
 ENGINE: Final = SessionId(1)
 WORKER: Final = SessionId(2)
 """The first; others follow."""
-READERS: Final = SessionId(1 << 20)
+ENGINES: Final = SessionId(1 << 20)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -167,11 +167,11 @@ class VirtualPool:
                 hits[found.segments[run.copies[0].segment].tier] += run.count
         return hits
 
-    def reader(self, number: int) -> SessionId:
-        """An engine on the host of this worker; others are on a host that nobody knows."""
-        session = SessionId(READERS + number)
+    def engine(self, number: int) -> SessionId:
+        """One on the host of this worker; the usual one is on a host that nobody knows."""
+        session = SessionId(ENGINES + number)
         if session not in self.master.core.sessions:
-            name, host = f"reader-{number}", f"host-{number}"
+            name, host = f"engine-{number}", f"host-{number}"
             self._send(SessionOpened(session, "engine", TENANT, name, name.encode(), host))
         return session
 
@@ -189,7 +189,13 @@ class VirtualPool:
             if sum(run.count for run in found.runs) < len(some):
                 break
 
-    def put(self, pages: Sequence[int], above: int | None, hints: Hints = NO_HINTS) -> int:
+    def put(
+        self,
+        pages: Sequence[int],
+        above: int | None,
+        hints: Hints = NO_HINTS,
+        writer: SessionId = ENGINE,
+    ) -> int:
         """Store these consecutive pages below the page `above`; how many are there now.
 
         It gives up the rest when no room came within PUT_WAIT_S.
@@ -198,14 +204,16 @@ class VirtualPool:
         while stored < len(pages):
             parent = ROOT_PARENT if above is None else self._key(above)
             some = pages[stored : stored + limits.BATCH_PAGES_MAX]
-            count = self._put_some(parent, some, hints)
+            count = self._put_some(parent, some, hints, writer)
             if not count:
                 break
             stored += count
             above = pages[stored - 1]
         return stored
 
-    def _put_some(self, parent: bytes, pages: Sequence[int], hints: Hints) -> int:
+    def _put_some(
+        self, parent: bytes, pages: Sequence[int], hints: Hints, writer: SessionId
+    ) -> int:
         keys = self._packed(pages)
         request = self._requests.to_bytes(16, "little")
         message = BeginPut(
@@ -217,7 +225,7 @@ class VirtualPool:
             PUT_WAIT_S,
             hints=hints,
         )
-        plans = self._ask(ENGINE, message)
+        plans = self._ask(writer, message)
         assert isinstance(plans, PutPlans), plans
         for span in plans.spans:
             own = slice(span.first * KEY_BYTES, (span.first + span.count) * KEY_BYTES)

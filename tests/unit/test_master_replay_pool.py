@@ -121,15 +121,15 @@ def test_pages_are_copied_from_worker_to_worker() -> None:
     assert [sorted(pages.values()) for pages in pool.held.values()] == [list(range(16))] * 2
 
 
-def test_a_reader_is_on_the_host_of_a_worker() -> None:
-    pool = VirtualPool(Setting(64, workers=2), TOKENS)
-    pool.put(range(16), None)
-    reader = pool.reader(1)
-    assert pool.reader(1) == reader
-    assert pool.master.core.sessions[reader].host == "host-1"
-    assert [
-        run.count for found in pool.located(range(20), reader=reader) for run in found.runs
-    ] == [16]
+def test_an_engine_is_on_the_host_of_a_worker() -> None:
+    pool = VirtualPool(Setting(64, workers=2), TOKENS, {"placement": "local_first"})
+    engine = pool.engine(1)
+    assert pool.engine(1) == engine
+    pool.put(range(16), None, writer=engine)
+    assert len(pool.held["dram-1"]) == 16
+    found = list(pool.located(range(20), reader=engine))
+    assert [run.count for located in found for run in located.runs] == [16]
+    assert pool.master.core.sessions[engine].host == "host-1"
 
 
 def tiered(**changed: float | str) -> VirtualPool:
