@@ -65,6 +65,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """What replicas of a page have to differ in: host, or worker."""
     repair_after_s: float = limits.REPAIR_AFTER_S
     """How long a lost worker may come back before its replicas are made anew."""
+    rebalance: bool = False
+    """Whether a worker that comes is given pages of others; without it new pages fill it, since
+    they go where most is free, and nothing is copied that would soon have been evicted."""
     metadata_bytes_per_s: SizeBytes = SizeBytes(limits.METADATA_BYTES_PER_S)
     """Written of what the directory holds; beyond it that is written later."""
     promote_hits: int = limits.PROMOTE_HITS
@@ -158,6 +161,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             replicas=self.replicas,
             replicas_apart=self.replicas_apart,
             repair_after_s=self.repair_after_s,
+            rebalance=self.rebalance,
             metadata_bytes_per_s=self.metadata_bytes_per_s,
             promote_hits=self.promote_hits,
             eviction=self.eviction,

@@ -28,6 +28,7 @@ from master.orders import OrderBook
 from master.pins import Pins
 from master.plans import Owner
 from master.pool_time import Life, PoolTime
+from master.relocations import Relocations
 from master.removal import Removals
 from master.replication import Replication
 from master.restored_chunks import Restored
@@ -127,6 +128,8 @@ class Core:
         self.shrinking = Shrinking(self.wakeup)
         self.heat = Heat(self.wakeup)
         self.replication = Replication(self.wakeup)
+        self.relocations = Relocations(self.epoch, self.wakeup)
+        self.stripes = Stripes(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()

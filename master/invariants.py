@@ -55,6 +55,7 @@ def check_invariants(core: Core) -> None:
     _check_owners(core)
     _check_leaving(core)
     core.pins.check()
+    core.relocations.check(core.segments.values())
     _check_moves(core)
     _check_saving(core)
     heat.check(core)

@@ -296,6 +296,8 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
         if each.state is SegmentState.LIVE:
             core.press(each)  # its own excess, and the others': a drive may come last
     core.tombstones.keep_only(segment.id, _order_leftovers(core, segment))
+    if core.tunables.rebalance:
+        core.relocations.want_balance(core.now)
     core.wanted_bytes.clear()  # was counted without this segment: who still wants it asks again
     core.waiting.wake_for_room()
     core.reply(caller, Done())

@@ -33,6 +33,7 @@ from master.events import CloseSession, RaiseEpoch, SessionId
 from master.lanes import Lane
 from master.losses import detach, fail_plans, lose_segment
 from master.placing import segments_changed
+from master.relocations import is_empty
 from master.segments import REASON_CHARS_MAX, Medium, Segment, SegmentState
 from master.shrinking import joined
 
@@ -80,7 +81,12 @@ class Worker(msgspec.Struct, eq=False):
 
 def state_name(worker: Worker) -> str:
     """What to call the state of a worker."""
-    return "left" if worker.left else worker.state.value
+    if worker.left:
+        return "left"
+    segments = worker.segments.values()
+    if worker.state is SegmentState.LIVE and any(segment.drained for segment in segments):
+        return "drained" if all(map(is_empty, segments)) else "draining"
+    return worker.state.value
 
 
 def register_worker(core: Core, caller: Caller, message: RegisterWorker) -> None:
@@ -214,6 +220,7 @@ def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:
     segment.session = worker.session
     worker.segments[segment.id] = segment
     joined(core, segment, offer.released, is_new_life=is_new_life)
+    core.relocations.joined(segment, core.now)
 
 
 def _forget_segment(core: Core, segment: Segment) -> None:

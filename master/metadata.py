@@ -24,6 +24,7 @@ FAMILIES: Final = (
     "namespaces/",
     "pins/",
     "policies/",
+    "relocations/",
     "segments/",
     "tombstones/",
     "workers/",

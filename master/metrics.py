@@ -148,7 +148,7 @@ def _pool(status: Status) -> Iterator[Metric]:
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(f"kvharbor_master_{name}", text, value=value)
     workers = GaugeMetricFamily("kvharbor_workers", "Workers by state.", labels=["state"])
-    for state in ("joining", "live", "lost", "left"):
+    for state in ("joining", "live", "draining", "drained", "lost", "left"):
         count = sum(worker.state == state for worker in status.workers)
         workers.add_metric([state], count)
     yield workers

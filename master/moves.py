@@ -282,6 +282,7 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     for lane in move.lanes:
         lane.give_back(move.size_bytes)
     core.moves.look(core.now)
+    core.relocations.wake(core.now)
     if move.kind is MoveKind.COPY:
         _end_lease(core, move, is_over=isinstance(reply, Ingested))
     outcomes = b""

@@ -18,6 +18,7 @@ from master import (
     pins,
     policy_requests,
     pool_time,
+    relocations,
     restored_chunks,
     tombstones,
     write_budget,
@@ -32,6 +33,8 @@ ASIDE: Final = "aside/"
 LOST_WITH: Final = {
     chunk_values.PREFIX: "its chunk's records are asked for",
     pins.PREFIX: "nothing is pinned by it any more",
+    relocations.PREFIX: "it is over; a worker that it drained is filled again",
+    stripes.PREFIX: "its pages have the replicas that they have",
     pool_time.KEY: "time goes on from when the youngest page known came in",
     write_budget.KEY: "the budget of writes to drives begins whole",
 }
@@ -69,6 +72,10 @@ def _take_in(core: Core, key: str, value: bytes) -> None:
         core.pool_time.restore(value)
     elif key.startswith(policy_requests.PREFIX):
         policy_requests.restore(core, key, value)
+    elif key.startswith(relocations.PREFIX):
+        core.relocations.restore(core.namespaces, key, value)
+    elif key.startswith(stripes.PREFIX):
+        core.stripes.restore(key, value)
     elif key == write_budget.KEY:
         write_budget.restore(core, value)
 

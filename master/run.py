@@ -219,7 +219,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
         for copy in self.copies:
             if copy.segment is segment:
                 others = (c for c in self.copies_of(copy.part) if c.segment is not segment)
-                held = self.held_by(c for c in others if c.segment.readable)
+                stay = (c for c in others if c.segment.readable and not c.segment.drained)
+                held = self.held_by(stay)
                 mine = int.from_bytes(copy.present(0, pages), "little")
                 bare |= mine & ~int.from_bytes(held, "little")
         return (int.from_bytes(_ONES[pages], "little") & ~bare).to_bytes(pages, "little")

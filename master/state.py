@@ -34,6 +34,11 @@ from kvstore.wire.messages.reads import (
     RenewLease,
     ReportSuspect,
 )
+from kvstore.wire.messages.relocation import (
+    CancelRelocation,
+    GetRelocations,
+    StartRelocation,
+)
 from kvstore.wire.messages.replicas import AwaitReplicas, GetReplicas, RepairNow, SetReplicas
 from master import (
     chunk_writes,
@@ -52,6 +57,8 @@ from master import (
     puts,
     reads,
     reclaim,
+    relocation,
+    relocation_requests,
     removal,
     replica_requests,
     replication,
@@ -121,6 +128,9 @@ def _handlers() -> dict[type[Message], Handler]:
     on(GetReplicas, replica_requests.get_replicas)
     on(SetReplicas, replica_requests.set_replicas)
     on(RepairNow, replica_requests.repair_now)
+    on(StartRelocation, relocation_requests.start_relocation)
+    on(GetRelocations, relocation_requests.get_relocations)
+    on(CancelRelocation, relocation_requests.cancel_relocation)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
@@ -259,6 +269,7 @@ class MasterState:
         reclaim.make_room(core)
         tiering.look(core)
         shrinking.look(core)
+        relocation.look(core)
         heat.look(core)
         replication.look(core)
         chunk_writes.look(core)
@@ -277,6 +288,7 @@ class MasterState:
             reclaim.next_reclaim_s(core),
             core.moves.look_at_s,
             core.shrinking.look_at_s,
+            core.relocations.look_at_s,
             core.heat.look_at_s,
             core.replication.next_s(),
             chunk_writes.next_look_s(core),

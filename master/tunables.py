@@ -49,6 +49,8 @@ class Tunables(msgspec.Struct, frozen=True):
     """Of pages for which nobody asked for more or fewer, as far as there are hosts."""
     replicas_apart: str = HOST
     repair_after_s: float = limits.REPAIR_AFTER_S
+    rebalance: bool = False
+    """Whether pages are moved to a worker that has come, until segments are filled alike."""
     metadata_bytes_per_s: int = limits.METADATA_BYTES_PER_S
     quarantine_fraction_max: float = limits.QUARANTINE_FRACTION_MAX
     eviction: str = "lrfu"

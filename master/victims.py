@@ -105,6 +105,18 @@ def find_unsafe(core: Core, segment: Segment) -> list[Run]:
     ]
 
 
+def coldest(core: Core, segment: Segment) -> list[Run]:
+    """Of the runs of some samples, those that can be hit and that nobody reads or puts, coldest
+    first.
+    """
+    found: dict[Run, float] = {}
+    for tree, run in _samples(core, segment.allocator.chunk_list):
+        if run not in found and _is_idle(core, tree, run):
+            found[run] = _score(core, run)
+    scored = sorted(found, key=found.__getitem__)
+    return [run for run in scored if isfinite(found[run])][:KEPT_AHEAD]
+
+
 def unsafe_pages(core: Core, run: Run, copy: Copy) -> bytes:
     """One byte a page: 1 where this copy has it, no slower tier does, and it can be hit."""
     pages, rank = len(run), copy.segment.rank

@@ -41,7 +41,9 @@ class FakeOperator(Operator):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, question: Message, want: type[Relocations]) -> Relocations:  # type: ignore[override]  # one kind
+    def ask(  # type: ignore[override]  # asked for one kind alone
+        self, question: Message, want: type[Relocations]
+    ) -> Relocations:
         assert want is Relocations
         self.asked.append(question)
         said = self.said.pop(0) if len(self.said) > 1 else self.said[0]

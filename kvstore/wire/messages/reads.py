@@ -184,7 +184,7 @@ class TierStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One worker as the master sees it; `state` is joining, live, lost or left."""
+    """One worker as the master sees it, joining, live, draining, drained, lost or left."""
 
     worker: str
     host: str

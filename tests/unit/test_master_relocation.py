@@ -1,0 +1,348 @@
+"""Relocations: what a drain, a copy and a move leave where, and that no page is lost on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.wire.messages.pins import PagesPinned, PinPages
+from kvstore.wire.messages.relocation import (
+    CancelRelocation,
+    GetRelocations,
+    RelocationRow,
+    Relocations,
+    RelocationState,
+    StartRelocation,
+)
+from master import relocating
+from master.tunables import Tunables
+from tests.unit.master_pages import KEYS
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
+
+PAGES_OF_CHUNK = 16
+
+
+def made(*chunks: int, tunables: Tunables | None = None) -> Rig:
+    """Workers w1, w2, … with so many chunks each; each page is put once."""
+    rig = Rig(tunables or Tunables(cluster="test", replicas=1))
+    for number, count in enumerate(chunks, 1):
+        rig.add_worker(f"w{number}", chunks=count)
+    return rig
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return made(16, 16, 16)
+
+
+def start(rig: Rig, kind: str, **wish: object) -> RelocationRow:
+    operator = rig.open("operator", "", "kvharbor")
+    reply = rig.ask(operator, StartRelocation(kind, **wish))  # type: ignore[arg-type]  # one each
+    assert isinstance(reply, Relocations), reply
+    (row,) = reply.rows
+    return row
+
+
+def row_of(rig: Rig, number: str) -> RelocationRow:
+    operator = rig.open("operator", "", "kvharbor")
+    reply = rig.ask(operator, GetRelocations(number))
+    assert isinstance(reply, Relocations), reply
+    (row,) = reply.rows
+    return row
+
+
+def holders(space: OpenedNamespace, keys: bytes) -> set[str]:
+    """Workers that some of these pages are found at."""
+    return {ref.worker for ref in space.match(keys, lease=False).segments}
+
+
+def put_at(rig: Rig, space: OpenedNamespace, worker: str, keys: bytes) -> None:
+    """Put a chain at one worker, whatever is free elsewhere."""
+    segments = rig.master.core.segments.values()
+    for segment in segments:
+        segment.drained = segment.worker != worker
+    rig.master.core.rankings.clear()
+    rig.checks = False
+    space.put(keys)
+    for segment in segments:
+        segment.drained = rig.master.core.relocations.drain_of(segment.worker) is not None
+    rig.master.core.rankings.clear()
+    rig.checks = True
+
+
+def is_empty(rig: Rig, worker: str) -> bool:
+    return not rig.workers[worker].records
+
+
+def test_a_drain_copies_what_lies_nowhere_else_and_leaves_nothing(rig: Rig) -> None:
+    space = rig.open_namespace()
+    chains = [chain(number, 8) for number in range(6)]
+    for keys in chains:
+        put_at(rig, space, "w1", keys)
+    row = start(rig, "drain", source="w1")
+    assert (row.state, row.left_pages) == ("running", 48)
+    rig.pass_time(15.0)
+    assert is_empty(rig, "w1")
+    assert all(space.probe(keys) == b"\1" * 8 for keys in chains)
+    row = row_of(rig, row.id)
+    assert (row.state, row.done_pages, row.left_bytes) == ("done", 48, 0)
+    assert "worker w1 is drained: nothing lies there any more" in rig.notes
+    assert rig.master.core.counters["copies_gone_by_drain"] == 48
+
+
+def test_a_drained_worker_takes_nothing_until_the_drain_is_cancelled(rig: Rig) -> None:
+    space = rig.open_namespace()
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(1.0)
+    for number in range(6):
+        space.put(chain(number, 8))
+    assert is_empty(rig, "w1")
+    operator = rig.open("operator", "", "kvharbor")
+    reply = rig.ask(operator, CancelRelocation(row.id))
+    assert isinstance(reply, Relocations)
+    assert reply.rows[0].state == "cancelled"
+    assert not any(key.startswith("relocations/") for key in rig.store)
+    for number in range(6, 12):
+        space.put(chain(number, 8))
+    assert not is_empty(rig, "w1")
+    assert rig.ask(operator, CancelRelocation(row.id)) == reply
+
+
+def test_reads_go_on_and_leased_extents_stay_until_the_lease_has_ended(rig: Rig) -> None:
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    located = space.match(KEYS)
+    assert {ref.worker for ref in located.segments} == {"w1"}
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(rig.tunables.lease_ttl_s - 1.0)
+    assert holders(space, KEYS) <= {"w2", "w3"}
+    assert not is_empty(rig, "w1")
+    assert row_of(rig, row.id).state == "running"
+    rig.pass_time(8.0)
+    assert is_empty(rig, "w1")
+    assert row_of(rig, row.id).state == "done"
+
+
+def test_what_has_its_replicas_elsewhere_is_not_copied() -> None:
+    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(5.0)
+    (first, second) = sorted(holders(space, KEYS))
+    (third,) = {"w1", "w2", "w3"} - {first, second}
+    start(rig, "copy", namespace=space.id, target=third)
+    rig.pass_time(2.0)
+    copied = rig.master.core.counters["moves_copy"]
+    start(rig, "drain", source=first)
+    rig.pass_time(15.0)
+    assert is_empty(rig, first)
+    assert holders(space, KEYS) == {second, third}
+    assert rig.master.core.counters["moves_copy"] == copied
+
+
+def test_replicas_are_kept_where_there_is_a_host_for_them() -> None:
+    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(5.0)
+    first, second = sorted(holders(space, KEYS))
+    start(rig, "drain", source=first)
+    rig.pass_time(15.0)
+    assert is_empty(rig, first)
+    assert holders(space, KEYS) == {"w1", "w2", "w3"} - {first}
+    start(rig, "drain", source=second)
+    rig.pass_time(15.0)
+    assert is_empty(rig, second)
+    assert space.probe(KEYS) == b"\1" * 8
+
+
+def test_both_workers_of_a_host_can_be_drained_to_a_third_of_it() -> None:
+    rig = made(16, 16, 16)
+    for worker in rig.workers.values():
+        rig.master.core.workers[worker.name].host = "h"
+        for segment in rig.master.core.segments.values():
+            segment.host = "h"
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    start(rig, "drain", source="w1")
+    start(rig, "drain", source="w2")
+    rig.pass_time(15.0)
+    assert holders(space, KEYS) == {"w3"}
+
+
+def test_what_is_sealed_after_the_drain_began_goes_too(rig: Rig) -> None:
+    space = rig.open_namespace()
+    plans = space.plans(KEYS)
+    (worker,) = {ref.worker for ref in plans.segments}
+    row = start(rig, "drain", source=worker)
+    rig.pass_time(2.0)
+    assert row_of(rig, row.id).state == "running"
+    assert not any(map(any, space.report(space.write(plans, KEYS))))
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    assert is_empty(rig, worker)
+    assert space.probe(KEYS) == b"\1" * 8
+
+
+def test_pages_without_room_elsewhere_stay_and_the_drain_says_so() -> None:
+    rig = made(4, 1, tunables=Tunables(cluster="test", replicas=1, pin_quota=1.0))
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", chain(1, 24))
+    pinned = rig.ask(rig.engine, PinPages(space.id, chain(1, 24), "o", True, 600.0))
+    assert isinstance(pinned, PagesPinned)
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(20.0)
+    row = row_of(rig, row.id)
+    assert (row.state, row.reason) == ("running", "no room")
+    assert row.stuck_pages == row.left_pages == 24 - PAGES_OF_CHUNK
+    assert space.probe(chain(1, 24)) == b"\1" * 24
+    rig.add_worker("w3", chunks=4)
+    rig.pass_time(20.0)
+    assert row_of(rig, row.id).state == "done"
+    assert space.probe(chain(1, 24)) == b"\1" * 24
+
+
+def test_a_drain_goes_on_under_the_next_master(rig: Rig) -> None:
+    space = rig.open_namespace()
+    for number in range(6):
+        put_at(rig, space, "w1", chain(number, 8))
+    rig.holds_moves = True
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(1.0)
+    rig.holds_moves = False
+    rig.pass_time(1.0)
+    rig.takeover(2)
+    rig.workers["w2"].join()
+    rig.workers["w1"].join()
+    rig.workers["w3"].join()
+    again = rig.open_namespace()
+    rig.pass_time(40.0)
+    assert row_of(rig, row.id).state == "done"
+    assert is_empty(rig, "w1")
+    assert all(again.probe(chain(number, 8)) == b"\1" * 8 for number in range(6))
+    assert again.put(chain(99, 8)).segments[0].worker != "w1"
+
+
+def test_a_worker_that_was_away_is_emptied_when_it_is_back(rig: Rig) -> None:
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    worker = rig.workers["w1"]
+    worker.leave()
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(1.0)
+    assert row_of(rig, row.id).reason == "worker w1 is not there"
+    worker.restart()
+    worker.join()
+    rig.pass_time(40.0)
+    assert row_of(rig, row.id).state == "done"
+    assert is_empty(rig, "w1")
+    assert space.probe(KEYS) == b"\1" * 8
+
+
+def test_a_drained_worker_that_starts_anew_stays_empty(rig: Rig) -> None:
+    space = rig.open_namespace()
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(1.0)
+    assert row_of(rig, row.id).state == "done"
+    worker = rig.workers["w1"]
+    worker.leave()
+    worker.restart()
+    worker.join()
+    for number in range(6):
+        space.put(chain(number, 8))
+    assert is_empty(rig, "w1")
+    rig.pass_time(2.0)
+    assert row_of(rig, row.id).state == "done"
+
+
+def test_a_copy_makes_one_more_replica_and_ends(rig: Rig) -> None:
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    row = start(rig, "copy", namespace=space.id, target="w3")
+    assert row.left_pages == 8
+    rig.pass_time(3.0)
+    row = row_of(rig, row.id)
+    assert (row.state, row.done_pages, row.left_pages) == ("done", 8, 0)
+    assert rig.workers["w3"].records
+    assert rig.workers["w1"].records
+    assert not any(key.startswith("relocations/") for key in rig.store)
+
+
+def test_a_move_takes_the_named_pages_along_and_no_others(rig: Rig) -> None:
+    space = rig.open_namespace()
+    for number in range(2):
+        put_at(rig, space, "w1", chain(number, 8))
+    row = start(rig, "move", source="w1", target="w2", namespace=space.id, keys=chain(1, 8)[:128])
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    assert holders(space, chain(0, 8)) == {"w1"}
+    assert len(rig.workers["w2"].records) == 4
+    assert len(rig.workers["w1"].records) == 12
+    assert space.probe(chain(1, 8)) == b"\1" * 8
+
+
+def test_a_move_of_all_that_a_worker_has(rig: Rig) -> None:
+    space, other = rig.open_namespace(), rig.open_namespace(2)
+    put_at(rig, space, "w1", KEYS)
+    start(rig, "move", source="w1", target="w2", namespace=other.id)
+    rig.pass_time(3.0)
+    assert not rig.workers["w2"].records
+    row = start(rig, "move", source="w1", target="w2")
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    assert holders(space, KEYS) == {"w2"}
+    assert is_empty(rig, "w1")
+
+
+def test_a_move_without_a_source_leaves_the_replicas_that_are_wanted() -> None:
+    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(5.0)
+    (target,) = {"w1", "w2", "w3"} - holders(space, KEYS)
+    row = start(rig, "move", namespace=space.id, target=target)
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    found = holders(space, KEYS)
+    assert target in found
+    assert len(found) == 2
+
+
+def test_a_page_is_copied_once_however_many_wish_it(rig: Rig) -> None:
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    rig.holds_moves = True
+    start(rig, "copy", namespace=space.id, target="w2")
+    rig.pass_time(1.0)
+    start(rig, "copy", source="w1", target="w2")
+    start(rig, "drain", source="w1")
+    rig.pass_time(2.0)
+    assert len(rig.moves) == 1
+
+
+def test_one_step_does_a_bounded_part(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relocating, "RUNS_PER_STEP", 1)
+    monkeypatch.setattr(relocating, "COPYING_MAX", 1)
+    space = rig.open_namespace()
+    for number in range(4):
+        put_at(rig, space, "w1", chain(number, 8))
+    row = start(rig, "drain", source="w1")
+    rig.holds_moves = True
+    rig.pass_time(1.0)
+    assert len(rig.moves) == 1
+    rig.holds_moves = False
+    rig.obey(rig.moves.pop())
+    rig.pass_time(40.0)
+    assert row_of(rig, row.id).state == RelocationState.DONE
+
+
+def test_rates_and_the_time_that_is_left(rig: Rig) -> None:
+    tunables = Tunables(cluster="test", replicas=1, copy_bytes_per_s=16 * 1024)
+    rig = made(16, 16, tunables=tunables)
+    space = rig.open_namespace()
+    for number in range(8):
+        put_at(rig, space, "w1", chain(number, 8))
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(8.0)
+    row = row_of(rig, row.id)
+    assert 0 < row.bytes_per_s < 40_000
+    assert row.eta_s == pytest.approx(row.left_bytes / row.bytes_per_s)
