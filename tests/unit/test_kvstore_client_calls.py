@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kvstore import limits
-from kvstore.aio import in_thread
 from kvstore.client import checks, staging
+from kvstore.client.async_connected import in_thread
 from kvstore.client.calls import Calls, check_source
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import PutOutcome, Refused, RefusedReason, Stored
