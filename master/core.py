@@ -129,7 +129,6 @@ class Core:
         self.heat = Heat(self.wakeup)
         self.replication = Replication(self.wakeup)
         self.relocations = Relocations(self.epoch, self.wakeup)
-        self.stripes = Stripes(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()

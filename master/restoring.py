@@ -73,7 +73,6 @@ def _take_in(core: Core, key: str, value: bytes) -> None:
         policy_requests.restore(core, key, value)
     elif key.startswith(relocations.PREFIX):
         core.relocations.restore(core.namespaces, key, value)
-        core.stripes.restore(key, value)
     elif key == write_budget.KEY:
         write_budget.restore(core, value)
 
