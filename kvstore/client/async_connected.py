@@ -22,12 +22,12 @@ from kvstore.transfer.choice import Choice
 from kvstore.wire.messages.reads import GetStatus, Status
 
 if TYPE_CHECKING:
-    from kvstore.client.performer import Mover, Viewer
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from kvstore.client.counters import ClientCounters
     from kvstore.client.locations import Locations
+    from kvstore.client.performer import Mover, Viewer
     from kvstore.client.steps import Answer, Step, Steps
 
 T = TypeVar("T")
