@@ -229,12 +229,21 @@ def _at_target(core: Core, relocation: Relocation, run: Run, copy: Copy) -> byte
 
 
 def want_kept(core: Core, tree: Tree, stretch: Stretch, part: int) -> None:
-    """What an operator had copied is asked for from now on: else it would be one too many."""
-    run = tree.cut_at_end(stretch).run
-    counts = replica_counts.staying(core, run, part)
-    count = min(counts[stretch.page : stretch.page + stretch.count], default=0)
-    if count > replica_counts.asked(core, run):
-        run.replicas = min(count, limits.REPLICAS_MAX)
+    """What an operator had copied is asked for from now on: else it would be one too many.
+
+    Of these pages alone: their run is cut where others begin.
+    """
+    run, count = stretch.run, stretch.count
+    held = replica_counts.staying(core, run, part)
+    most = max(held[stretch.page : stretch.page + count], default=0)
+    if most <= replica_counts.asked(core, run):
+        return
+    if stretch.page:
+        _, run = tree.split(run, stretch.page)
+    if count < len(run):
+        run, _ = tree.split(run, count)
+    run.replicas = min(most, limits.REPLICAS_MAX)
+    core.replication.note(core, tree, run.keys, core.now)
 
 
 def let_go(

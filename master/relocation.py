@@ -86,6 +86,7 @@ def _settle(core: Core, relocation: Relocation) -> None:
         for stretch in tree.stretches(plan.keys):
             if relocation.kind == RelocationKind.COPY:
                 want_kept(core, tree, stretch, plan.part)
+                continue
             for copy in list(stretch.run.copies_of(plan.part)):
                 if copy.segment is each.source:
                     let_go(core, relocation, stretch, copy, plan.segment)

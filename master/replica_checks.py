@@ -44,10 +44,11 @@ def _check_places(core: Core) -> None:
         if move.kind is MoveKind.COPY:
             place = replica_counts.domain(core, plan.segment)
             for page, key in enumerate(split_keys(plan.keys)):
-                copy = plan.namespace, plan.part, key, place
-                if plan.states[page] == OPEN and copy in found:
-                    raise InvariantBroken(f"I33: a page is copied to {place} twice")
-                found.add(copy)
+                if plan.states[page] == OPEN:
+                    copy = plan.namespace, plan.part, key, place
+                    if copy in found:
+                        raise InvariantBroken(f"I33: a page is copied to {place} twice")
+                    found.add(copy)
 
 
 def _scan_comes(core: Core) -> bool:

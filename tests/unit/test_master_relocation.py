@@ -346,3 +346,19 @@ def test_rates_and_the_time_that_is_left(rig: Rig) -> None:
     row = row_of(rig, row.id)
     assert 0 < row.bytes_per_s < 40_000
     assert row.eta_s == pytest.approx(row.left_bytes / row.bytes_per_s)
+
+
+def test_a_copy_of_some_pages_asks_for_no_more_replicas_of_the_others() -> None:
+    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(5.0)
+    (target,) = {"w1", "w2", "w3"} - holders(space, KEYS)
+    middle = KEYS[2 * 32 : 5 * 32]
+    row = start(rig, "copy", namespace=space.id, keys=middle, target=target)
+    rig.pass_time(40.0)
+    assert row_of(rig, row.id).state == "done"
+    tree = rig.master.core.tree(space.ordinal)
+    asked = [(stretch.count, stretch.run.replicas) for stretch in tree.stretches(KEYS)]
+    assert asked == [(2, 0), (3, 3), (3, 0)]
+    assert len(rig.workers[target].records) == 3
