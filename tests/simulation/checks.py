@@ -19,6 +19,7 @@ from kvstore.wire.messages.membership import (
     FenceExtents,
     FreeExtents,
     OfferInventory,
+    ReportDamage,
     RetireExtents,
     WorkerAccepted,
 )
@@ -190,7 +191,11 @@ class Checks:
         return lambda record: self.is_right(record.key, record.part, store.decoded(record))
 
     def is_right(self, key: bytes, part: int, data: bytes | memoryview) -> bool:
-        """Whether these are bytes that some client has stored under (key, part)."""
+        """Whether these are bytes that some client has stored under (key, part). No bytes at all,
+        as of a stored form that cannot be decoded, are none.
+        """
+        if not data:
+            return False
         if data == page_bytes(key, part, len(data)):
             return True
         if len(data) < VERSION_BYTES:
@@ -247,8 +252,20 @@ class Checks:
             writes = (worker_events.WriteFree, worker_events.WriteRemoved, worker_events.CancelPull)
             if epoch < epoch_before and any(isinstance(each, writes) for each in actions):
                 self.fail("I10", f"{worker.name} obeys epoch {epoch} after {epoch_before}")
+        for action in actions:
+            message = getattr(action, "message", None)
+            if isinstance(message, ReportDamage):
+                self._is_damaged(message)
         if not isinstance(event, worker_events.Tick | worker_events.MasterAnswered):
             self.world.note(f"{worker.name} <- {type(event).__name__}")
+
+    def _is_damaged(self, message: ReportDamage) -> None:
+        """I13: nothing whole is given up. What a disk did not free for good is on its way out."""
+        memory = self.memories[message.segment]
+        for offset in array("Q", message.offsets):
+            if memory.is_writable and offset not in memory.damaged:
+                self.fail("I13", f"{memory.segment}+{offset} is told damaged, and is not")
+            self.world.counts["damage told"] += 1
 
     def overwrites(self, worker: SimWorker, memory: SegmentStore, offset: int, size: int) -> None:
         """A pull is about to write into an extent."""

@@ -38,6 +38,7 @@ from workers.extent_table import ChunkTable
 from workers.holdings import Holdings
 from workers.membership import Membership
 from workers.pull_requests import UNDECIDED
+from workers.rounds import Rounds
 from workers.staging import Staging
 from workers.tiers.guarded_file import GuardedFile
 
@@ -305,6 +306,11 @@ def copies_are_not_leased(patch: Patch) -> None:
     patch.setattr(master_moves, "_lease", lambda *args: 0.0)
 
 
+def what_has_changed_is_a_finding(patch: Patch) -> None:
+    """What the scrubber was told to look at is damaged, whatever has become of it by then."""
+    patch.setattr(Rounds, "_is_there", lambda self, found: True)
+
+
 MANY_VIEWS: Final[Changes] = {
     "views": 0.5,
     "hosts": 1,
@@ -326,6 +332,7 @@ SLOW_ETCD: Final[Changes] = {
     "seconds": 25.0,
     "pause_s": 0.1,
 }
+SCRUBS: Final[Changes] = {"scrub_bytes_per_s": 1 << 20, "slow_pull_s": 0.5, "page_ttl_s": 1.5}
 REMOVALS: Final[Changes] = {"removes": 0.25, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 
@@ -358,6 +365,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (leader_mutants.stored_rows_are_trusted, "I3 I12 I13", TAKEOVERS),
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
     (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
+    (what_has_changed_is_a_finding, "I13", SCRUBS),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
 MUTANTS: Final = {

@@ -60,6 +60,8 @@ class Options:
     crashes: float = 0.0
     pauses: float = 0.0
     flips: float = 0.0
+    scrub_bytes_per_s: int = 0
+    """Of each segment, verified by its worker unasked."""
     disk_faults: float = 0.0
     watermark_demote: float = 0.5
     admission: str = "all"
@@ -140,7 +142,10 @@ def options_of(seed: int) -> Options:
         fault_kinds=tuple(kinds),
     )
     drawn = replace(drawn, **_more_of(random))
-    return replace(drawn, **_masters_of(random, drawn.fault_kinds))
+    # Of dice of their own, so that the others fall as they always did.
+    pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
+    masters = _masters_of(random, drawn.fault_kinds)
+    return replace(drawn, scrub_bytes_per_s=pace, **masters)
 
 
 def _more_of(random: Random) -> dict[str, Any]:

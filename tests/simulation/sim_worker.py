@@ -118,7 +118,8 @@ class SimWorker:
             self.checks.taken_over(self, memory, found)
         addresses = (Address("shm", self.name, 0), Address("tcp", self.name, 10))
         tiers = {name: memory.tier.value for name, memory in self.memories.items()}
-        self.core = WorkerState(Profile(self.name, host, addresses, tiers), tables)
+        profile = Profile(self.name, host, addresses, tiers)
+        self.core = WorkerState(profile, tables, self.checks.options.scrub_bytes_per_s)
         self._services = {disk.segment: disk.service for disk in self.disks}
         if self._staging_memory is not None:
             self.staging = SimStaging(self, self._staging_memory)
@@ -225,6 +226,8 @@ class SimWorker:
                 self.may_end = True
             case events.WriteFree() | events.WriteRemoved() | events.VerifyPayloads():
                 spawn(self.world, self.name, self._do_work(action))
+            case events.ScrubExtents():
+                spawn(self.world, self.name, self._scrub(action))
             case _:
                 raise AssertionError(action)
 
@@ -357,6 +360,24 @@ class SimWorker:
                     outcomes += bytes(verify(memory, at, size_class) for at in places)
         yield self.copy_delay_s()
         self.feed(events.WorkEnded(action.work, bytes(outcomes)))
+
+    def _scrub(self, action: events.ScrubExtents) -> Steps[None]:
+        """One extent after the other, while anything may happen to them."""
+        extents, outcomes = action.extents, bytearray()
+        memory, size_class = self.memories[extents.segment], extents.size_class
+        for stretch in extents.stretches:
+            for i in range(stretch.count):
+                yield self.copy_delay_s()
+                offset = stretch.offset + i * size_class
+                if isinstance(memory, DiskStore):
+                    segment = cast("NvmeSegment", memory)
+                    outcomes.append(verify_on_disk(segment, offset, size_class))
+                else:
+                    assert isinstance(memory, SegmentMemory), memory
+                    outcomes.append(verify(memory, offset, size_class))
+        yield self.copy_delay_s()
+        self.world.counts["pages scrubbed"] += len(outcomes)
+        self.feed(events.Scrubbed(action.look, bytes(outcomes)))
 
     def _on_disk(self, action: Work, store: DiskStore, stretch: Stretch) -> bytes:
         """The same on a disk, where records are changed durably and nobody holds a lock."""

@@ -52,6 +52,8 @@ REACHED: Final = {
     "moved: fenced": 10,
     "moved: transport": 20,
     "pages read": 10_000,
+    "pages scrubbed": 1000,
+    "damage told": 20,
     "pages pinned": 500,
     "pages missed": 1000,
     "pages removed": 500,
