@@ -83,7 +83,7 @@ def test_all_pages_are_read_and_one_stall_is_all_that_it_costs(pool: Pool, stopp
         began_s = time.monotonic()
         for number, match in enumerate(located):
             pool.assert_read(number, store.read(match, into, [0]), into)
-        assert time.monotonic() - began_s < 2 * READ_STALL_MAX_S
+        assert time.monotonic() - began_s < 4 * READ_STALL_MAX_S  # a stall a page would be 6
 
 
 def test_a_store_that_meets_it_first_reads_all_pages(pool: Pool, stopped: int) -> None:
@@ -93,7 +93,7 @@ def test_a_store_that_meets_it_first_reads_all_pages(pool: Pool, stopped: int) -
         began_s = time.monotonic()
         for number, match in enumerate(located):
             pool.assert_read(number, store.read(match, into, [0]), into)
-        assert time.monotonic() - began_s < 2 * READ_STALL_MAX_S
+        assert time.monotonic() - began_s < 4 * READ_STALL_MAX_S  # a stall a page would be 6
 
 
 def test_reads_of_an_event_loop_are_served_by_the_other(pool: Pool, stopped: int) -> None:
