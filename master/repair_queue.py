@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.ids import KEY_BYTES
 from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ class RepairQueue:
     def __init__(self, wakeup: Wakeup) -> None:
         """Start empty; `wakeup` hears of what is due."""
         self._needs: dict[tuple[int, bytes], Need] = {}
+        """By all of their keys: chains may begin alike and part then."""
         self._waiting: Wheel[Need] = Wheel(GRAIN_S, wakeup)
         self._ready: list[tuple[int, bool, float, int, Need]] = []
         self._number = 0
@@ -65,7 +65,7 @@ class RepairQueue:
 
     def note(self, new: Need) -> Need | None:
         """Look at these pages at `due_s`, or sooner if that is known already; None: no place."""
-        key = new.namespace, new.keys[:KEY_BYTES]
+        key = new.namespace, new.keys
         need = self._needs.get(key)
         if need is None:
             if len(self._needs) >= NEEDS_MAX:  # I7
@@ -74,8 +74,6 @@ class RepairQueue:
             self._needs[key] = new
             self._waiting.place(new, new.due_s)
             return new
-        if len(new.keys) > len(need.keys):
-            need.keys = new.keys
         need.presses = need.presses or new.presses
         need.is_awaited = need.is_awaited or new.is_awaited
         if need.rank < 0 and new.due_s < need.due_s:
@@ -113,7 +111,7 @@ class RepairQueue:
 
     def done(self, need: Need) -> None:
         """Nothing is to be done about it any more."""
-        del self._needs[need.namespace, need.keys[:KEY_BYTES]]
+        del self._needs[need.namespace, need.keys]
 
     def hurry(self, now_s: float, namespace: int | None = None) -> None:
         """Nothing waits for its time any more, of one namespace or of all."""

@@ -255,13 +255,15 @@ def _serve(core: Core, need: Need) -> None:
 def _serve_run(core: Core, tree: Tree, run: Run, work: Work) -> None:
     wanted = replica_counts.wanted(core, run)
     for part in range(tree.parts):
+        if not run.keys:
+            return  # it has made room itself
         held = replica_counts.held(core, run, part)
         scarce = replica_counts.scarce(core, run, tree.parts, held, wanted)
         if 1 in scarce and not run.thinned:
             _make(core, run, part, bytearray(scarce), held.counts, work)
     if any(plan.put.owner is core.moves.owner for plan in run.plans):
         work.again(core.now + COPYING_S, COPYING)
-    elif trimming.has_surplus(core, run, tree.parts, wanted):
+    elif run.keys and trimming.has_surplus(core, run, tree.parts, wanted):
         _trim(core, run, tree.parts, wanted, work)
 
 
@@ -339,6 +341,9 @@ def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, press
     if target.tier is Tier.NVME:
         size_class = moves.class_for(core, run, source, target.tier)
         write_budget.spend(core, planned * size_class)
+    if not planned:  # by the time it is looked at again something has changed there
+        work.again(_later(core, work.need), ROOM)
+        return 0
     core.replication.copied.add(planned * source.part_bytes, core.now)
     work.need.tries = 0
     return planned

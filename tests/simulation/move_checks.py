@@ -10,6 +10,8 @@ from kvstore.record import RecordState
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
+from master import replica_counts
+from master.segments import SegmentState
 from tests.simulation import master_view
 from tests.simulation.pages import keys_of
 
@@ -80,7 +82,24 @@ class MoveChecks:
         checks.answers.is_planned(master, target.ref, message)
         self._is_sealed(master, message, source)
         if isinstance(source, PeerSource):
+            self._goes_apart(master, message)
             self._holds(master, message, source)
+
+    def _goes_apart(self, master: SimMaster, message: Ingest) -> None:
+        """I33: pages are copied where no replica of them is on the host."""
+        core = master_view.core_of(master)
+        place = replica_counts.domain(core, core.segments[message.segment])
+        tree = core.tree(message.namespace_ordinal)
+        for key in keys_of(message.keys):
+            run = tree.get(key)
+            assert run is not None, key
+            for copy in run.copies_of(message.part):
+                there = replica_counts.domain(core, copy.segment)
+                is_lost = copy.segment.state is SegmentState.LOST
+                if copy.generation(run.page_of(key)) and there == place and not is_lost:
+                    self._checks.fail(
+                        "I33", f"{key[:4].hex()} is copied to {place}, and lies there"
+                    )
 
     def _is_sealed(
         self, master: SimMaster, message: Ingest, source: ExtentSource | PeerSource

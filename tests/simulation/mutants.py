@@ -27,7 +27,8 @@ from master.orders import Order, OrderBook, OrderKind
 from master.pins import Pins
 from master.run import Run
 from master.tombstones import Tombstones
-from tests.simulation import leader_mutants, reader_moves, sim_pull
+from master.tunables import HOST
+from tests.simulation import leader_mutants, reader_moves, replica_mutants, sim_pull
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.world import Weather
 from workers import membership as worker_membership
@@ -333,6 +334,17 @@ SLOW_ETCD: Final[Changes] = {
     "pause_s": 0.1,
 }
 SCRUBS: Final[Changes] = {"scrub_bytes_per_s": 1 << 20, "slow_pull_s": 0.5, "page_ttl_s": 1.5}
+REPLICAS: Final[Changes] = {
+    "replicas": 2,
+    "replicas_apart": HOST,
+    "workers": 3,
+    "hosts": 3,
+    "repair_after_s": 0.5,
+    "crashes": 0.4,
+    "fault_kinds": ("worker",),
+    "disks": 0,
+    "segments": 1,
+}
 REMOVALS: Final[Changes] = {"removes": 0.25, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 
@@ -366,6 +378,10 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
     (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
     (what_has_changed_is_a_finding, "I13", SCRUBS),
+    (replica_mutants.repair_forgets, "I34", REPLICAS),
+    (replica_mutants.losses_are_not_looked_into, "I34", REPLICAS),
+    (replica_mutants.copies_go_to_one_host, "I33", {**REPLICAS, "hosts": 2, "workers": 4}),
+    (replica_mutants.trimming_leaves_none, "I13 I16 I34", REPLICAS),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
 MUTANTS: Final = {

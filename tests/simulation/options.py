@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvstore import limits
 from kvstore.segment import Geometry
-from master.tunables import Tunables
+from master.tunables import HOST, WORKER, Tunables
 from tests.simulation.world import FAIR, Weather
 
 CHUNK_BYTES: Final = 64 * limits.KIB
@@ -68,6 +68,9 @@ class Options:
     promote_hits: int = 2
     replicas: int = 1
     """That pages want for which nobody asked for more."""
+    replicas_apart: str = HOST
+    repair_after_s: float = 2.0
+    copy_bytes_per_s: int = limits.COPY_BYTES_PER_S
     etcd_faults: float = 0.0
     stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()
@@ -90,7 +93,8 @@ class Options:
             lease_ttl_s=self.lease_ttl_s, page_ttl_s=self.page_ttl_s, page_age_max_s=600.0,
             watermark_demote=self.watermark_demote, nvme_admission=self.admission,
             promote_hits=self.promote_hits, stale_read_max_s=self.stale_read_max_s,
-            replicas=self.replicas,
+            replicas=self.replicas, replicas_apart=self.replicas_apart,
+            repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
         )  # fmt: skip
 
 
@@ -143,6 +147,7 @@ def options_of(seed: int) -> Options:
     )
     drawn = replace(drawn, **_more_of(random))
     # Of dice of their own, so that the others fall as they always did.
+    drawn = replace(drawn, **_replicas_of(Random(f"replicas {seed}"), drawn.workers))
     pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
     masters = _masters_of(random, drawn.fault_kinds)
     return replace(drawn, scrub_bytes_per_s=pace, **masters)
@@ -166,6 +171,20 @@ def _more_of(random: Random) -> dict[str, Any]:
         drawn["branches"] = random.choice((10, 20))
         drawn["page_ttl_s"] = random.choice((6.0, 60.0, 60.0))
     return drawn
+
+
+def _replicas_of(random: Random, workers: int) -> dict[str, Any]:
+    """Fields of Options about replicas: most pools want more than one, and have more workers."""
+    replicas = random.choice((1, 1, 2, 2, 3))
+    if replicas == 1:
+        return {}
+    return {
+        "replicas": replicas,
+        "replicas_apart": random.choice((HOST, WORKER)),
+        "repair_after_s": random.choice((0.5, 2.0, 6.0)),
+        "copy_bytes_per_s": random.choice((16 * limits.KIB, limits.MIB, limits.COPY_BYTES_PER_S)),
+        "workers": max(workers, random.choice((2, 3, 4))),
+    }
 
 
 def _masters_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:

@@ -136,6 +136,10 @@ def at_rest(checks: Checks) -> list[str]:
             left.append(f"held in {segment.id}: {segment.held}")
     if len(core.tombstones):
         left.append(f"tombstones: {list(core.tombstones)}")
+    if len(core.replication.queue):
+        left.append(f"I34: replicas are too few or too many: {list(core.replication.queue)}")
+    if core.replication.scans or core.replication.census.is_running:
+        left.append(f"I34: scans are due at {core.replication.scans}")
     for worker in checks.workers.values():
         if worker.core is None:
             left.append(f"{worker.name} is down")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import SegmentId
 from kvstore.limits import LEASE_MARGIN_S, LEASE_TTL_MAX_S
+from tests.simulation import master_view
 from tests.simulation.checks import Checks
 from tests.simulation.disk import DiskStore
 from tests.simulation.faults import Faults
@@ -206,6 +207,7 @@ class Simulation:
             self.world.run(3.0)
             self._come_to_rest()
             self._show_life()
+            self._count_replicas()
         except Exception as error:  # whatever it is, it comes with its story
             raise Failed(f"{error!r}\n{self.options}\n{self.world.story()}") from error
         return self.world.counts
@@ -219,6 +221,12 @@ class Simulation:
         left = at_rest(checks)
         if left:
             checks.fail("I18", f"after {REST_S} s of rest: {left}")
+
+    def _count_replicas(self) -> None:
+        master = self.checks.leader
+        assert master is not None
+        for name in ("replicas_trimmed", "runs_thinned", "replicas_without_room"):
+            self.world.counts[name] += master_view.core_of(master).counters[name]
 
     def _show_life(self) -> None:
         """Once all is healed, every client can put a page and read it."""

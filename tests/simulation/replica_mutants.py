@@ -1,0 +1,43 @@
+"""Guards of repair, switched off: see mutants.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from master import placing, trimming
+from master.replication import Replication
+from master.retiring import retire_copy
+
+if TYPE_CHECKING:
+    import pytest
+
+    from master.core import Core
+    from master.run import Run
+
+    Patch = pytest.MonkeyPatch
+
+
+def repair_forgets(patch: Patch) -> None:
+    """Nobody notes what a put has stored, or a copy has not."""
+    patch.setattr(Replication, "note_closed", lambda *args: None)
+
+
+def losses_are_not_looked_into(patch: Patch) -> None:
+    """Of what a lost worker had, no other copies are made."""
+    patch.setattr(Replication, "note_loss", lambda self, until_s: None)
+
+
+def copies_go_to_one_host(patch: Patch) -> None:
+    """Where a page lies already does not matter for where it is copied."""
+    patch.setattr(placing, "_holders", lambda run, part, pages: [])
+
+
+def trimming_leaves_none(patch: Patch) -> None:
+    """Pages that have too many replicas lose all of them."""
+
+    def trim(core: Core, run: Run, parts: int, wanted: int) -> None:
+        del parts, wanted
+        for copy in run.copies:
+            retire_copy(core, run, copy, 0, len(run))
+
+    patch.setattr(trimming, "trim", trim)
