@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from kvstore import limits
-from kvstore.config import Numbers, Seconds, SecondsOrInf, SizeBytes, default_data_dir
+from kvstore.config import default_data_dir
+from kvstore.config_values import Numbers, Seconds, SecondsOrInf, SizeBytes
 from kvstore.errors import BadValue
 from kvstore.require import require_ttl
 from kvstore.rpc.address import TcpAddress, socket_path

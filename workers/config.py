@@ -13,7 +13,8 @@ import msgspec
 
 from kvstore import limits
 from kvstore.codec import Codec
-from kvstore.config import DeviceSpace, DiskSpace, SizeBytes, SizeBytesOrZero, default_data_dir
+from kvstore.config import default_data_dir
+from kvstore.config_values import DeviceSpace, DiskSpace, SizeBytes, SizeBytesOrZero
 from kvstore.errors import BadValue
 from kvstore.rpc.address import AnyAddress, TcpAddress, socket_path
 from kvstore.rpc.identity import this_host

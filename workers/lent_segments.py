@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from kvstore.clock import Clock
-    from kvstore.config import DeviceSpace, DiskSpace
+    from kvstore.config_values import DeviceSpace, DiskSpace
     from workers.config import WorkerConfig
     from workers.record_table import Found
     from workers.tiers.tier import Segment

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from kvstore.cli.options import key_alone
-from kvstore.config import DiskSpace
+from kvstore.config_values import DiskSpace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from kvstore.announcement import Announcement, announcement_path, read_announcem
 from kvstore.cli.operator import Operator
 from kvstore.cli.options import key_alone
 from kvstore.cli.places import forget_strange_segments
-from kvstore.config import DiskSpace
+from kvstore.config_values import DiskSpace
 from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.address import UNIX_PATH_BYTES_MAX

@@ -8,7 +8,7 @@ import typer
 
 from kvstore.cli import output
 from kvstore.cli.options import MASTER, AsJson, Cluster, Master, SecretFile, operator
-from kvstore.config import parse_size
+from kvstore.config_values import parse_size
 from kvstore.errors import BadValue
 from kvstore.wire.messages.operator import SegmentShrinks, ShrinkSegment
 

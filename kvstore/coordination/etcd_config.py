@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kvstore.config import Seconds
+from kvstore.config_values import Seconds
 from kvstore.errors import BadValue, ConfigError
 from kvstore.private_file import read_private
 from kvstore.rpc.address import TcpAddress

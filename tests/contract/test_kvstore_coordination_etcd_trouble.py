@@ -11,7 +11,7 @@ import grpc
 import msgspec
 import pytest
 
-from kvstore.config import Seconds
+from kvstore.config_values import Seconds
 from kvstore.coordination.etcd import EtcdStore
 from kvstore.coordination.etcd_config import EtcdConfig
 from kvstore.coordination.metadata_store import Candidate, Term

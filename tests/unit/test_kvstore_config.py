@@ -8,21 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvstore.config import (
-    ClusterConfig,
+from kvstore.config import ClusterConfig, Sources, Table, read_file, read_secret
+from kvstore.config_values import (
     DeviceSpace,
     DiskSpace,
     Seconds,
     SizeBytes,
-    Sources,
-    Table,
     parse_any_address,
     parse_device_space,
     parse_disk_space,
     parse_endpoint,
     parse_size,
-    read_file,
-    read_secret,
 )
 from kvstore.errors import BadValue, ConfigError
 from kvstore.rpc.address import TcpAddress, UnixAddress

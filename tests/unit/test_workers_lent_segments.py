@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvstore.config import DeviceSpace, SizeBytes
+from kvstore.config_values import DeviceSpace, SizeBytes
 from kvstore.errors import BadValue
 from kvstore.transfer.device import Block, Handle
 from tests.devices import TamperedDevice
