@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -117,8 +116,7 @@ def _firsts(core: Core, candidates: list[Candidate], count: int) -> list[Segment
     """Where each of so many copies goes first; one of nobody."""
     if not candidates:
         return []
-    draw = Random(core.sample())
-    found = core.placement.policy.firsts(candidates, count, draw)
+    found = core.placement.policy.firsts(candidates, count, core.sample())
     return [core.segments[each.segment] for each in found]
 
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from policies.placement.protocol import PlacementPolicy
-from policies.placement.two_choices import TwoChoicesParameters, better_first, drawn
+from policies.placement.two_choices import U64, TwoChoicesParameters, better_first, drawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
     from policies.placement.protocol import Candidate
 
@@ -41,15 +40,15 @@ class LocalFirst(PlacementPolicy):
         return sorted(ordered, key=lambda c: not c.is_near)
 
     def firsts(
-        self, candidates: Sequence[Candidate], count: int, draw: Random
+        self, candidates: Sequence[Candidate], count: int, sample: int
     ) -> Sequence[Candidate]:
         """The near one, or the other one where that has far more room."""
         ordered = better_first(candidates, self.parameters.load_grain_bytes)
-        others = drawn(ordered, count, draw)
+        others = drawn(ordered, count, sample)
         near = [candidate for candidate in ordered if candidate.is_near]
         if not near:
             return others
-        pairs = zip(drawn(near, count, draw), others, strict=True)
+        pairs = zip(drawn(near, count, ~sample & U64), others, strict=True)
         return [self._chosen(mine, other) for mine, other in pairs]
 
     def _chosen(self, mine: Candidate, other: Candidate) -> Candidate:

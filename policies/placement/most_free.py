@@ -12,7 +12,6 @@ from policies.placement.protocol import PlacementPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
     from policies.placement.protocol import Candidate
 
@@ -29,8 +28,8 @@ class MostFree(PlacementPolicy):
         return sorted(candidates, key=lambda c: (-c.free_share, c.segment))
 
     def firsts(
-        self, candidates: Sequence[Candidate], count: int, draw: Random
+        self, candidates: Sequence[Candidate], count: int, sample: int
     ) -> Sequence[Candidate]:
         """All go to the emptiest."""
-        del draw
+        del sample
         return [self.ranked(candidates)[0]] * count

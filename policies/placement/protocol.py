@@ -8,7 +8,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
     from policies.parameters import Parameters
 
@@ -33,7 +32,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlacementPolicy(Protocol):
-    """Ranks candidates. Pure: the same candidates and draws give the same order."""
+    """Ranks candidates. Pure: the same candidates and sample give the same order."""
 
     parameters: Parameters
     """May be replaced by others of the same type at any time."""
@@ -43,9 +42,10 @@ class PlacementPolicy(Protocol):
         ...
 
     def firsts(
-        self, candidates: Sequence[Candidate], count: int, draw: Random
+        self, candidates: Sequence[Candidate], count: int, sample: int
     ) -> Sequence[Candidate]:
         """Where each of the next `count` puts goes first, though none of them has been counted yet;
-        where that has no room, it goes on as they are ranked. There is a candidate.
+        where that has no room, it goes on as they are ranked. There is a candidate; `sample` is any
+        number of 64 bits, another one each time.
         """
         ...

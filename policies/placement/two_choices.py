@@ -8,7 +8,9 @@ The better one is where less is about to be written, or as much and more is free
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
@@ -16,10 +18,13 @@ from policies.parameters import Parameters
 from policies.placement.protocol import PlacementPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
+    from collections.abc import Iterator, Sequence
 
     from policies.placement.protocol import Candidate
+
+
+U64: Final = (1 << 64) - 1
+_LOW: Final = (1 << 32) - 1
 
 
 class TwoChoicesParameters(Parameters, frozen=True):
@@ -42,10 +47,10 @@ class TwoChoices(PlacementPolicy):
         return better_first(candidates, self.parameters.load_grain_bytes)
 
     def firsts(
-        self, candidates: Sequence[Candidate], count: int, draw: Random
+        self, candidates: Sequence[Candidate], count: int, sample: int
     ) -> Sequence[Candidate]:
         """The better one of two, for each."""
-        return drawn(self.ranked(candidates), count, draw)
+        return drawn(self.ranked(candidates), count, sample)
 
 
 def better_first(candidates: Sequence[Candidate], grain_bytes: int) -> list[Candidate]:
@@ -53,8 +58,22 @@ def better_first(candidates: Sequence[Candidate], grain_bytes: int) -> list[Cand
     return sorted(candidates, key=lambda c: (c.load_bytes // grain_bytes, -c.free_share, c.segment))
 
 
-def drawn(ranked: Sequence[Candidate], count: int, draw: Random) -> list[Candidate]:
+def drawn(ranked: Sequence[Candidate], count: int, sample: int) -> list[Candidate]:
     """The better one of two that are drawn, their capacity as weight, so many times."""
-    weights = [candidate.capacity_bytes for candidate in ranked]
-    places = draw.choices(range(len(ranked)), weights, k=2 * count)
-    return [ranked[min(pair)] for pair in zip(places[::2], places[1::2], strict=True)]
+    bounds = list(accumulate(candidate.capacity_bytes for candidate in ranked))
+    total = bounds[-1]
+    found: list[Candidate] = []
+    for number in _numbers(sample, count):
+        one = bisect_right(bounds, (number >> 32) * total >> 32)
+        other = bisect_right(bounds, (number & _LOW) * total >> 32)
+        found.append(ranked[min(one, other)])
+    return found
+
+
+def _numbers(sample: int, count: int) -> Iterator[int]:
+    """That many of 64 bits, by SplitMix64 (Steele et al., OOPSLA 2014), which has no bad seeds."""
+    for number in range(1, count + 1):
+        mixed = (sample + number * 0x9E3779B97F4A7C15) & U64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & U64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & U64
+        yield mixed ^ mixed >> 31
