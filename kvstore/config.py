@@ -2,7 +2,8 @@
 
 Owns which source wins: option over environment over file over default. An unknown section or key,
 or a bad value, stops the start with the source, the key and the value named. Must not know the
-servers' own sections: they hand in their structs. How values are written is `kvstore.config_values`'.
+servers' own sections: they hand in their structs. How values are written:
+`kvstore.config_values`.
 
 A section is a frozen msgspec.Struct. Its fields' annotations say how they are written (`PARSERS`);
 `| None` is written "off", a tuple is a list, or in the environment text with commas. A struct's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -29,14 +29,14 @@ from tests.simulation.sim_peer import PeerRead
 from tests.simulation.sim_pull import Piece, PullRun
 from tests.simulation.sim_reads import serve_read
 from tests.simulation.sim_staging import SimStaging
-from tests.simulation.tasks import Steps, spawn
+from tests.simulation.sim_work import scrub, work
+from tests.simulation.tasks import spawn
 from tests.simulation.worker_links import Greeting, WorkerLinks
 from workers import events
 from workers.extent_table import SegmentTable
 from workers.membership import Profile
 from workers.state import WorkerState
 from workers.tiers.guarded_file import OutOfService
-from workers.verification import verify, verify_on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
     from tests.simulation.sim_master import SimMaster
     from tests.simulation.store import SegmentStore
     from tests.simulation.world import World
-    from workers.events import Stretch
-    from workers.tiers.nvme import NvmeSegment
 
-Work = events.WriteFree | events.WriteRemoved | events.VerifyPayloads
 TICK_MAX_S: Final = 0.25
 """As in workers.control_link: a tick comes at least this often, whatever the core asks for."""
 
@@ -225,9 +222,9 @@ class SimWorker:
             case events.EndProcess():
                 self.may_end = True
             case events.WriteFree() | events.WriteRemoved() | events.VerifyPayloads():
-                spawn(self.world, self.name, self._do_work(action))
+                spawn(self.world, self.name, work(self, action))
             case events.ScrubExtents():
-                spawn(self.world, self.name, self._scrub(action))
+                spawn(self.world, self.name, scrub(self, action))
             case _:
                 raise AssertionError(action)
 
@@ -337,68 +334,6 @@ class SimWorker:
         """How long one piece of work takes."""
         longest_s = 0.001 if self.checks.is_healed else self.copy_delay_max_s
         return self.world.random.uniform(0.0001, longest_s)
-
-    def _do_work(self, action: Work) -> Steps[None]:
-        extents = action.extents
-        memory, size_class = self.memories[extents.segment], extents.size_class
-        outcomes = bytearray()
-        yield self.copy_delay_s()
-        for stretch in extents.stretches:
-            places = range(stretch.offset, stretch.offset + stretch.count * size_class, size_class)
-            if isinstance(memory, DiskStore):
-                outcomes += self._on_disk(action, memory, stretch)
-                continue
-            assert isinstance(memory, SegmentMemory), memory
-            match action:
-                case events.WriteFree():
-                    memory.records.write_free(stretch, size_class)
-                    outcomes += bytes(self._is_held(memory, at, size_class) for at in places)
-                case events.WriteRemoved():
-                    memory.records.write_removed(stretch, size_class)
-                    outcomes += bytes(stretch.count)
-                case events.VerifyPayloads():
-                    outcomes += bytes(verify(memory, at, size_class) for at in places)
-        yield self.copy_delay_s()
-        self.feed(events.WorkEnded(action.work, bytes(outcomes)))
-
-    def _scrub(self, action: events.ScrubExtents) -> Steps[None]:
-        """One extent after the other, while anything may happen to them."""
-        extents, outcomes = action.extents, bytearray()
-        memory, size_class = self.memories[extents.segment], extents.size_class
-        for stretch in extents.stretches:
-            for i in range(stretch.count):
-                yield self.copy_delay_s()
-                offset = stretch.offset + i * size_class
-                if isinstance(memory, DiskStore):
-                    segment = cast("NvmeSegment", memory)
-                    outcomes.append(verify_on_disk(segment, offset, size_class))
-                else:
-                    assert isinstance(memory, SegmentMemory), memory
-                    outcomes.append(verify(memory, offset, size_class))
-        yield self.copy_delay_s()
-        self.world.counts["pages scrubbed"] += len(outcomes)
-        self.feed(events.Scrubbed(action.look, bytes(outcomes)))
-
-    def _on_disk(self, action: Work, store: DiskStore, stretch: Stretch) -> bytes:
-        """The same on a disk, where records are changed durably and nobody holds a lock."""
-        size_class = action.extents.size_class
-        if isinstance(action, events.VerifyPayloads):
-            assert self.staging is not None
-            self.staging.doubt(action.extents)
-            segment = cast("NvmeSegment", store)
-            places = (stretch.offset + i * size_class for i in range(stretch.count))
-            return bytes(verify_on_disk(segment, at, size_class) for at in places)
-        write = store.records.write_removed
-        if isinstance(action, events.WriteFree):
-            write = store.records.write_free
-        outcome = store.change(partial(write, stretch, size_class))
-        return bytes((outcome,)) * stretch.count
-
-    def _is_held(self, memory: SegmentMemory, offset: int, size_class: int) -> Outcome:
-        held = memory.is_read_in_place(offset, size_class)
-        if held:
-            self.world.counts["held by a reader"] += 1
-        return Outcome.BUSY if held else Outcome.OK
 
 
 def _no_client(name: str) -> SimClient:
