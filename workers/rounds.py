@@ -38,8 +38,8 @@ DAMAGED_MAX: Final = limits.BATCH_PAGES_MAX
 """Findings that are remembered, and so told in one message (I7); the next round finds the rest."""
 BEGINNINGS: Final = 3
 """Of rounds that are remembered. What was sealed right behind one round's place is left out by the
-next and verified by the one after that: so nothing was verified before the oldest of three began.
-"""
+next and verified by the one after that: so nothing was verified before the oldest of three began
+(W12)."""
 
 
 class Damaged(msgspec.Struct, frozen=True, gc=False):
@@ -180,7 +180,7 @@ class Rounds:
         if place is None:
             return False
         chunk, slot = place
-        return (chunk.states[slot], chunk.generations[slot], chunk.works[slot]) == (
+        return (chunk.states[slot], chunk.generations[slot], chunk.works[slot]) == (  # W11
             RecordState.SEALED, found.generation, NOBODY,
         )  # fmt: skip
 
