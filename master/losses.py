@@ -52,7 +52,8 @@ def detach_segment(core: Core, segment: Segment) -> None:
     segment.held.clear()
     if segment.allocator.bytes_in[ExtentState.RETIRED]:
         # When each of these may be freed was known to its order only.
-        segment.free_not_before_s = max(segment.free_not_before_s, core.lease_end_s())
+        leased_until_s = max(core.lease_end_s(), segment.leased_until_s)
+        segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
     core.suspects = {each for each in core.suspects if each.segment is not segment}
     holder_away(core, segment)
     core.orders.drop(segment)

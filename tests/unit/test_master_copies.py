@@ -31,7 +31,12 @@ CALM = Tunables(nvme_admission="none", replicas=1)
 @pytest.fixture
 def rig() -> Rig:
     """Eight pages on worker w1, and workers w2 and w3; all obey when they are told to."""
-    made = Rig(CALM)
+    return rig_of(CALM)
+
+
+def rig_of(tunables: Tunables) -> Rig:
+    """The same, with other settings."""
+    made = Rig(tunables)
     made.add_worker("w1")
     made.open_namespace().put(KEYS)
     for name in ("w2", "w3"):
@@ -188,6 +193,25 @@ def test_a_copy_goes_on_while_the_worker_that_it_reads_is_away(
     assert space.probe(KEYS) == b"\1" * 8
     assert not rig.master.core.plans
     assert not rig.master.core.moves.in_flight
+
+
+def test_what_is_read_stays_though_it_is_removed_and_its_worker_comes_anew() -> None:
+    rig = rig_of(msgspec.structs.replace(CALM, lease_ttl_s=1.0))
+    space = rig.open_namespace()
+    rig.pass_time(20.0)  # so that no lease of an earlier master may run
+    start(rig)
+    until_s = the_run(rig).read_until_s
+    copy = ordered(rig)
+    rig.holds_commands = False
+    assert space.remove(KEYS) == b"\1" * 8
+    rig.workers["w1"].leave()
+    rig.workers["w1"].join()
+    assert until_s > rig.master.core.lease_end_s(), "longer than any reader may have it"
+    rig.pass_time(until_s - rig.now - 0.1)
+    assert len(rig.workers["w1"].records) == 8
+    rig.send(CommandAnswered(copy.command, None))
+    rig.pass_time(1.0)
+    assert not rig.workers["w1"].records
 
 
 def test_another_life_of_the_source_ends_a_copy_and_costs_nothing_else(
