@@ -87,6 +87,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """Whether what is read much gets more replicas: off, observe (only count how many) or
     enforce."""
     replication_parameters: Numbers = Numbers({})
+    erasure: str = "off"
+    """How cold pages on drives are kept: off (by replicas), or reed-solomon (in stripes)."""
+    erasure_parameters: Numbers = Numbers({})
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -133,6 +136,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
         registry.admission(self.nvme_admission, self.nvme_admission_parameters)
         registry.placement(self.placement, self.placement_parameters)
         registry.replication(self.replication, self.replication_parameters)
+        registry.erasure(self.erasure, self.erasure_parameters)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -173,5 +177,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             placement_parameters=self.placement_parameters,
             replication=self.replication,
             replication_parameters=self.replication_parameters,
+            erasure=self.erasure,
+            erasure_parameters=self.erasure_parameters,
             hints=self.hints,
         )

@@ -33,6 +33,7 @@ from master.removal import Removals
 from master.replication import Replication
 from master.restored_chunks import Restored
 from master.shrinking import Shrinking
+from master.stripes import Stripes
 from master.tombstones import Tombstones
 from master.tunables import LEARNED
 from master.waiting import WaitingPuts
@@ -129,6 +130,7 @@ class Core:
         self.heat = Heat(self.wakeup)
         self.replication = Replication(self.wakeup)
         self.relocations = Relocations(self.epoch, self.wakeup)
+        self.stripes = Stripes(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
         self.suspects: set[Suspect] = set()
@@ -160,9 +162,12 @@ class Core:
             tunables.replication,
             tunables.replication_parameters,
         )
+        self.erasure = InForce(
+            registry.erasure, registry.ERASURE, tunables.erasure, tunables.erasure_parameters
+        )
         self.policies: dict[str, InForce[Any]] = {
             "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
-            "replication": self.replica_policy,
+            "replication": self.replica_policy, "erasure": self.erasure,
         }  # fmt: skip
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.replica import ExtentState
-from master import heat
+from master import degraded, heat
 from master.lanes import IN_FLIGHT_MAX
 from master.moves import MoveKind
 from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
@@ -58,6 +58,7 @@ def check_invariants(core: Core) -> None:
     core.relocations.check(core.segments.values())
     _check_moves(core)
     _check_saving(core)
+    degraded.check(core, (run for _, run in _runs(core)))
     heat.check(core)
     check_replicas(core)
 
@@ -175,7 +176,8 @@ def _check_copies(core: Core) -> dict[Place, bytes]:
     places: dict[Place, bytes] = {}
     for parts, run in _runs(core):
         for copy in run.copies:
-            _collect(places, run, copy)
+            if copy.segment is not core.stripes.place:
+                _collect(places, run, copy)
         if run.mask_version == core.version and run.mask != run.fresh_mask(parts):
             raise InvariantBroken(f"I15: stale mask of a run of {len(run)} pages")
     return places

@@ -15,6 +15,7 @@ from kvstore.errors import AccessDenied, BadValue, Unavailable
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
+from master import degraded
 from master.chunk_writes import keep_chunk
 from master.chunks import Span
 from master.orders import OrderKind
@@ -125,7 +126,10 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     run = tree.get(key)
     assert run is not None, key
     page = run.page_of(key)
-    run.clear(run.copy_at(segment, page, chunk.offset(slot)), page)
+    copy = run.copy_at(segment, page, chunk.offset(slot))
+    run.clear(copy, page)
+    if core.stripes:
+        degraded.lost(core, run, copy, page)
     prune(core, tree, run)
     return run.free_from_s
 

@@ -26,6 +26,7 @@ FAMILIES: Final = (
     "policies/",
     "relocations/",
     "segments/",
+    "stripes/",
     "tombstones/",
     "workers/",
     "write-budget",

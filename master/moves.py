@@ -20,7 +20,8 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import Tier
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
+from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource, StripeSource
+from master import degraded
 from master.events import Command, CommandId
 from master.lanes import REST_S, Lane
 from master.packed import NOT_THERE, WORD, index_of, words
@@ -152,7 +153,10 @@ def copy_free_at_s(core: Core, source: Segment, target: Segment) -> float:
 
 
 def _copy_lanes(core: Core, source: Segment, target: Segment) -> tuple[Lane, ...]:
-    return tuple(core.workers[each].copies for each in {source.worker: 0, target.worker: 0})
+    both = (
+        {target.worker: 0} if source is core.stripes.place else {source.worker: 0, target.worker: 0}
+    )
+    return tuple(core.workers[each].copies for each in both)
 
 
 def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target: Segment) -> int:
@@ -256,7 +260,7 @@ def _send(core: Core, move: Move) -> None:
     message = Ingest(
         core.epoch, target.id, target.incarnation, plan.generation, plan.namespace, plan.part,
         plan.part_bytes, plan.size_class, plan.token_count, plan.parent, plan.keys, plan.offsets,
-        plan.checksums, _source(move),
+        plan.checksums, _source(core, move),
     )  # fmt: skip
     command = core.orders.new_command()
     core.moves.in_flight[command] = move
@@ -266,8 +270,10 @@ def _send(core: Core, move: Move) -> None:
     core.actions.append(Command(command, target.session, message))
 
 
-def _source(move: Move) -> ExtentSource | PeerSource:
+def _source(core: Core, move: Move) -> ExtentSource | PeerSource | StripeSource:
     source = move.source
+    if source is core.stripes.place:
+        return degraded.source(core, move)
     if source.worker != move.plan.segment.worker:
         return PeerSource(source.ref, move.offsets, move.generations)
     return ExtentSource(source.id, move.incarnation, move.offsets, move.generations)

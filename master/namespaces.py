@@ -156,6 +156,17 @@ def set_replicas(
     core.when_persisted(known.writing, then)
 
 
+def open_own(core: Core, namespace: Namespace) -> KnownNamespace:
+    """A namespace of the pool's own, of which one replica is enough; it may not be durable yet."""
+    ordinal = core.namespaces.next_ordinal()
+    tree = _tree(core, namespace, ordinal)
+    known = KnownNamespace(namespace, ordinal, tree, None, is_durable=False)
+    known.replicas = 1
+    core.namespaces.add(known)
+    _write(core, known)
+    return known
+
+
 def _write(core: Core, known: KnownNamespace) -> None:
     namespace = known.namespace
     key = PREFIX + namespace.id.hex()

@@ -9,7 +9,7 @@ import msgspec
 from kvstore.errors import BadValue
 from kvstore.replica import ExtentState, Tier
 from kvstore.wire.messages.common import Outcome
-from master import replica_counts
+from master import degraded, replica_counts
 from master.segments import Segment, SegmentState
 from policies.placement.protocol import Candidate
 
@@ -159,6 +159,9 @@ def apart(
         candidates = _candidates(fitting, near)
         ordered = dict.fromkeys((*_firsts(core, candidates, 1), *_in_order(core, candidates)))
         found += sorted(ordered, key=lambda s: (s.host != near, _closeness(s, holders)))
+    beside = degraded.beside(core, run, part, pages or range(len(run)))
+    if beside:  # two shards of a stripe would be lost together
+        found.sort(key=lambda segment: replica_counts.domain(core, segment) in beside)
     return found
 
 
@@ -202,6 +205,7 @@ def segments_changed(core: Core) -> None:
     core.rankings.clear()
     core.rankings.hosts = frozenset([segment.host for segment in core.segments.values()])
     core.replication.segments_changed(core)
+    core.stripes.look(core.now)
     drives = [s for s in core.segments.values() if s.tier is Tier.NVME and s.takes_plans]
     core.moves.has_drives = bool(drives)
     core.admission.resize(sum(segment.geometry.payload_bytes for segment in drives))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import BadValue, MalformedMessage
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.operator import PoliciesInForce, SetPolicy
-from master import heat
+from master import heat, stripe_making
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.operator import GetPolicies, ResetPolicy
@@ -32,6 +32,8 @@ def set_policy(core: Core, caller: Caller, message: SetPolicy) -> None:
     """Take another policy or other parameters; answer PoliciesInForce once that is durable."""
     caller.session.must_be_operator()
     policy = _of_kind(core, message.kind)
+    if policy is core.erasure:
+        stripe_making.check_wish(core, message)
     policy.change(message.name, message.parameters)
     row = policy.row(message.kind)
     kept = SetPolicy(row.kind, row.name, {name: str(v) for name, v in row.parameters.items()})
@@ -80,4 +82,5 @@ def _changed(core: Core) -> None:
     """What was made by the policies before is made anew."""
     core.rankings.clear()
     core.tell_size()
+    core.stripes.look(core.now)
     heat.policy_changed(core)

@@ -14,6 +14,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import BeginPut, Sealed, SealedNoted
+from master import degraded
 from master.orders import OrderKind
 from master.packed import WORD, split_keys, word, words
 from master.planning import Planner, check_put
@@ -270,6 +271,8 @@ def fill(core: Core, tree: Tree, keys: bytes, piece: Copy) -> list[Run]:
         part = piece.piece(first, first + count)
         assert part is not None, stretch
         run.fill(stretch.page, part)
+        if core.stripes:
+            degraded.found(core, run, piece.part, stretch.page, count)
         run.progress_s = core.now
         runs.append(run)
         found += count

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.hints import NO_HINTS
@@ -26,7 +28,7 @@ from kvstore.wire.messages.reads import (
     Probed,
     RenewLease,
 )
-from master import heat, hinting, tiering
+from master import degraded, heat, hinting, tiering
 from master.directory import Stretch, Tree
 from master.packed import WORD, words
 
@@ -70,7 +72,9 @@ def locate_unleased(core: Core, caller: Caller, message: MatchPrefix | Lookup) -
         found = [piece for stretch in stretches for piece in _readable(core, tree, stretch)]
     core.counters["pages_located_in_doubt"] += sum([stretch.count for stretch in found])
     indexes: dict[Segment, int] = {}
-    runs = [each for piece in found for each in _located_runs(piece, message.parts, indexes)]
+    runs = [
+        each for piece in found for each in _located_runs(core, piece, message.parts, indexes, 0.0)
+    ]
     refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, 0.0, refs, tuple(runs)))
 
@@ -114,6 +118,9 @@ def renew_lease(core: Core, caller: Caller, message: RenewLease) -> None:
             _lease(core, stretch.run, until_s)
             for copy in stretch.run.copies:
                 copy.segment.leased_until_s = max(copy.segment.leased_until_s, until_s)
+            if core.stripes:
+                there = range(stretch.page, stretch.page + count)
+                degraded.lease(core, stretch.run, there, until_s)
             renewed[first : first + count] = still
     core.reply(caller, LeaseRenewed(core.tunables.lease_ttl_s, bytes(renewed)))
 
@@ -187,7 +194,7 @@ def _answer_located(
             parts = len(message.parts) or tree.parts
             heat.note_read(core, tree, stretch, parts, caller.session.host)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
-        runs += _located_runs(stretch, message.parts, indexes)
+        runs += _located_runs(core, stretch, message.parts, indexes, until_s)
     for segment in indexes:
         segment.leased_until_s = max(segment.leased_until_s, until_s)
     refs = tuple([segment.ref for segment in indexes])
@@ -195,7 +202,11 @@ def _answer_located(
 
 
 def _located_runs(
-    stretch: Stretch, parts: tuple[int, ...], indexes: dict[Segment, int]
+    core: Core,
+    stretch: Stretch,
+    parts: tuple[int, ...],
+    indexes: dict[Segment, int],
+    until_s: float,
 ) -> Iterator[LocatedRun]:
     """One entry where every copy has every page, else one for each change of who has what."""
     first, count, page = stretch.first, stretch.count, stretch.page
@@ -212,6 +223,10 @@ def _located_runs(
         located = tuple(
             [
                 _located_copy(copy, page + start, page + stop, indexes)
+                if copy.segment is not core.stripes.place
+                else _decoded(
+                    core, stretch, copy, range(page + start, page + stop), indexes, until_s
+                )
                 for copy in copies
                 if all_whole or copy.generation(page + start)
             ]
@@ -224,6 +239,20 @@ def _uniform(copies: list[Copy], page: int, stop: int) -> int:
     """How many pages from `page` on have the same copies."""
     patterns = list(zip(*(copy.present(page, stop) for copy in copies), strict=True))
     return next((i for i, each in enumerate(patterns) if each != patterns[0]), stop - page)
+
+
+def _decoded(
+    core: Core,
+    stretch: Stretch,
+    copy: Copy,
+    pages: range,
+    indexes: dict[Segment, int],
+    until_s: float,
+) -> LocatedCopy:
+    """Where pages are that only their stripes give."""
+    stripes = degraded.located(core, stretch.run, copy, pages, indexes, until_s)
+    located = _located_copy(copy, pages.start, pages.stop, indexes)
+    return msgspec.structs.replace(located, stripes=stripes)
 
 
 def _located_copy(copy: Copy, page: int, stop: int, indexes: dict[Segment, int]) -> LocatedCopy:

@@ -231,6 +231,9 @@ def _take_out_stretch(
 def _retire(core: Core, removal: Removal, run: Run, copy: Copy, page: int, count: int) -> None:
     """Take a copy out of the directory, and have its records written or tombstones stored."""
     segment = copy.segment
+    if segment is core.stripes.place:
+        run.clear(copy, page, count)
+        return
     a, b = page * WORD, (page + count) * WORD
     offsets, generations = words(copy.offsets[a:b]), words(copy.generations[a:b])
     orders: dict[int, Order] = {}

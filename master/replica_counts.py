@@ -6,6 +6,7 @@ By host, or by worker where that was asked for (`replicas_apart`). Pure; decides
 from __future__ import annotations
 
 from functools import cache
+from operator import add
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -67,8 +68,14 @@ def for_heat(core: Core, run: Run) -> int:
 
 
 def got(core: Core, run: Run, parts: int) -> bytes:
-    """One byte a page: in how many domains it can be read, counted for its scarcest part."""
-    counts = [got_of(core, run, part) for part in range(parts)]
+    """One byte a page: in how many domains it can be read, counted for its scarcest part.
+
+    And how many more it may lose for its stripe's sake.
+    """
+    counts = [
+        _plus(got_of(core, run, part), core.stripes.spare(run.namespace, part, run.keys))
+        for part in range(parts)
+    ]
     if parts == 1:
         return counts[0]
     return bytes(min(column) for column in zip(*counts, strict=True))
@@ -91,6 +98,11 @@ def staying(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
         if copy.segment.readable and not copy.segment.drained and copy.segment.worker != leaves
     )
     return _sum(run, _masks(core, run, copies))
+
+
+def _plus(counts: bytes, more: bytes) -> bytes:
+    """The sum of each page's."""
+    return bytes(map(add, counts, more)) if more else counts
 
 
 def _sum(run: Run, masks: dict[str, int]) -> bytes:
@@ -132,7 +144,11 @@ def held(core: Core, run: Run, part: int) -> Held:
     everywhere = int.from_bytes(b"\1" * len(run), "little")
     for place in core.replication.domains:
         everywhere &= masks.get(place, 0)
-    return Held(_sum(run, masks), everywhere.to_bytes(len(run), "little"))
+    spare = core.stripes.spare(run.namespace, part, run.keys)
+    # A stripe stands in for replicas that make a page last, not for those that share its reads.
+    lasting = asked(core, run) - 1
+    counts = _plus(_sum(run, masks), bytes(min(each, lasting) for each in spare))
+    return Held(counts, everywhere.to_bytes(len(run), "little"))
 
 
 @cache

@@ -297,7 +297,9 @@ def _source(core: Core, run: Run, part: int, page: int) -> Copy:
     """
 
     def cost(copy: Copy) -> tuple[bool, int, int]:
-        worker = core.workers[copy.segment.worker]
+        worker = core.workers.get(copy.segment.worker)
+        if worker is None:  # it is decoded from others
+            return True, copy.segment.rank, 0
         return worker.session is None, copy.segment.rank, worker.copies.size_bytes
 
     readable = (c for c in run.copies_of(part) if c.segment.readable and c.generation(page))

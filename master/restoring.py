@@ -20,6 +20,7 @@ from master import (
     pool_time,
     relocations,
     restored_chunks,
+    stripes,
     tombstones,
     write_budget,
 )
@@ -34,6 +35,7 @@ LOST_WITH: Final = {
     chunk_values.PREFIX: "its chunk's records are asked for",
     pins.PREFIX: "nothing is pinned by it any more",
     relocations.PREFIX: "it is over; a worker that it drained is filled again",
+    stripes.PREFIX: "its pages have the replicas that they have",
     pool_time.KEY: "time goes on from when the youngest page known came in",
     write_budget.KEY: "the budget of writes to drives begins whole",
 }
@@ -73,6 +75,8 @@ def _take_in(core: Core, key: str, value: bytes) -> None:
         policy_requests.restore(core, key, value)
     elif key.startswith(relocations.PREFIX):
         core.relocations.restore(core.namespaces, key, value)
+    elif key.startswith(stripes.PREFIX):
+        core.stripes.restore(key, value)
     elif key == write_budget.KEY:
         write_budget.restore(core, value)
 

@@ -34,6 +34,9 @@ def retire_copy(core: Core, run: Run, copy: Copy, first: int, count: int) -> int
     The extents are freed when the last lease has ended (I9); while their worker is away nothing
     is ordered, and its next inventory settles them.
     """
+    if copy.segment is core.stripes.place:
+        run.clear(copy, first, count)
+        return 0
     a, b = first * WORD, (first + count) * WORD
     offsets, generations = words(copy.offsets[a:b]), words(copy.generations[a:b])
     if copy.absent:

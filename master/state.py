@@ -66,6 +66,8 @@ from master import (
     shrinking,
     status,
     stopping,
+    stripe_making,
+    striping,
     suspects,
     tiering,
 )
@@ -180,7 +182,8 @@ class MasterState:
             case Request():
                 self._request(event)
             case CommandAnswered():
-                if not moves.answered(core, event.command, event.reply):
+                known = moves.answered(core, event.command, event.reply)
+                if not known and not stripe_making.answered(core, event.command, event.reply):
                     confirmations.confirm(core, event.command, event.reply)
             case Persisted():
                 core.persisted(event.ticket)
@@ -272,6 +275,7 @@ class MasterState:
         relocation.look(core)
         heat.look(core)
         replication.look(core)
+        striping.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
@@ -291,6 +295,7 @@ class MasterState:
             core.relocations.look_at_s,
             core.heat.look_at_s,
             core.replication.next_s(),
+            core.stripes.look_at_s,
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
             leaving.next_leave_s(core),

@@ -61,6 +61,8 @@ class Tunables(msgspec.Struct, frozen=True):
     placement_parameters: Mapping[str, object] = {}
     replication: str = "enforce"
     replication_parameters: Mapping[str, object] = {}
+    erasure: str = "off"
+    erasure_parameters: Mapping[str, object] = {}
     hints: str = GIVEN
 
     def put_timeout_s(self, put_bytes: int) -> float:

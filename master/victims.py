@@ -73,6 +73,7 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
         if run is None or run in found or (has_pins and not _may_help(core, segment, run)):
             continue
         is_last = has_pins and core.pins.is_soft(run) and not _covered_tail(run, segment)
+        is_last = is_last or run.namespace == core.stripes.parity  # it goes with its pages
         lies_below = run.copies[0].segment.rank > segment.rank  # they are fastest first
         needed = not _is_surplus(core, run, segment)
         found[run] = is_last, needed, lies_below, _score(core, run)

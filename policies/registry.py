@@ -11,6 +11,8 @@ from policies.admission.budget import Budget
 from policies.admission.learned import Learned
 from policies.admission.none import Nothing
 from policies.admission.second_touch import SecondTouch
+from policies.erasure.off import Off as NoStripes
+from policies.erasure.reed_solomon import ReedSolomon
 from policies.eviction.lrfu import Lrfu
 from policies.eviction.lru import Lru
 from policies.eviction.rent import Rent
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from policies.admission.protocol import AdmissionPolicy
+    from policies.erasure.protocol import ErasurePolicy
     from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
     from policies.replication.protocol import ReplicationPolicy
@@ -56,6 +59,12 @@ REPLICATION: Final[dict[str, Callable[[], ReplicationPolicy]]] = {
     "enforce": partial(ReadRate, acts=True),
     "observe": partial(ReadRate, acts=False),
     "off": Off,
+}
+
+
+ERASURE: Final[dict[str, Callable[[], ErasurePolicy]]] = {
+    "off": NoStripes,
+    "reed-solomon": ReedSolomon,
 }
 
 
@@ -89,6 +98,13 @@ def placement(name: str, parameters: Mapping[str, object] | None = None) -> Plac
 def replication(name: str, parameters: Mapping[str, object] | None = None) -> ReplicationPolicy:
     """A replication policy; BadValue naming what exists for an unknown name or parameter."""
     policy = _known("replication", REPLICATION, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def erasure(name: str, parameters: Mapping[str, object] | None = None) -> ErasurePolicy:
+    """An erasure policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("erasure", ERASURE, name)()
     policy.parameters = amended(policy.parameters, parameters or {})
     return policy
 

@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 Kind = Annotated[
-    str, typer.Argument(help="eviction, admission (to drives), placement or replication.")
+    str, typer.Argument(help="eviction, admission (to drives), placement, replication or erasure.")
 ]
 
 

@@ -40,10 +40,16 @@ from kvstore.wire.messages.puts import (
     PlanSpan,
     Sealed,
     SealedNoted,
+    StripeSource,
 )
+from kvstore.wire.messages.stripes import HashParity, ParityHashed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.wire.messages.base import Message
+    from kvstore.wire.messages.common import SegmentRef
+    from kvstore.wire.messages.stripes import Shard
     from master.events import SessionId
     from tests.unit.master_rig import Rig
 
@@ -112,6 +118,7 @@ class FakeSegment:
         parent: bytes,
         part_bytes: int,
         size_class: int = 0,
+        token_count: int = PAGE_TOKENS,
     ) -> Sealed | None:
         """Pull a plan's pages; the report to send, None when the fence is in the way."""
         offsets, parents = array("Q", span.offsets), parent + keys[:-KEY_BYTES]
@@ -126,14 +133,14 @@ class FakeSegment:
             self.records[offset] = Record(
                 RecordState.SEALED, PageKey(key), span.part, Generation(span.generation),
                 Incarnation(self.incarnation), part_bytes, checksum, offset,
-                size_class or size_class_of(part_bytes), ordinal, PageKey(parent), PAGE_TOKENS,
+                size_class or size_class_of(part_bytes), ordinal, PageKey(parent), token_count,
                 stored_bytes=size_class,
             )  # fmt: skip
             checksums.append(checksum)
             parent = key
         return Sealed(
             self.segment, self.incarnation, span.generation, ordinal, span.part, part_bytes,
-            PAGE_TOKENS, parents, keys, span.offsets, checksums.tobytes(),
+            token_count, parents, keys, span.offsets, checksums.tobytes(),
         )  # fmt: skip
 
     def release(self, command: ReleaseChunks) -> Done:
@@ -271,6 +278,8 @@ class FakeWorker(FakeSegment):
 
     def answer(self, command: Message) -> Message | None:
         """Carry out whatever the master asked for; None when this worker has gone meanwhile."""
+        if isinstance(command, HashParity):
+            return self.hash_parity(command)
         kinds = Ingest | FenceExtents | FreeExtents | RetireExtents | ReleaseChunks
         assert isinstance(command, kinds), command
         segment = next(each for each in self.segments if each.segment == command.segment)
@@ -285,6 +294,8 @@ class FakeWorker(FakeSegment):
     def move(self, ingest: Ingest, target: FakeSegment) -> Ingested | None:
         """Copy pages from one segment to another, page by page, and report each."""
         source = ingest.source
+        if isinstance(source, StripeSource):
+            return self._decode(source, ingest, target)
         if isinstance(source, PeerSource):
             assert source.segment.worker != self.name, source
             origin, lost = self.rig.segment(source.segment.segment), Outcome.SOURCE_LOST
@@ -306,6 +317,37 @@ class FakeWorker(FakeSegment):
                 outcomes.append(self._moved_page(ingest, target, i))
         return None if self.session is None else Ingested(bytes(outcomes), encoded)
 
+    def _decode(self, source: StripeSource, ingest: Ingest, target: FakeSegment) -> Ingested | None:
+        """Pages of which k shards can be read."""
+        outcomes = bytearray()
+        for i, page in enumerate(source.pages):
+            assert page.number not in {shard.number for shard in page.shards}, page
+            there = [self.reads(shard, source.segments) for shard in page.shards]
+            is_enough = there.count(True) >= page.k
+            outcomes.append(self._moved_page(ingest, target, i) if is_enough else Outcome.TRANSPORT)
+        return None if self.session is None else Ingested(bytes(outcomes))
+
+    def reads(self, shard: Shard, segments: Sequence[SegmentRef]) -> bool:
+        """Whether a shard lies where it is said to, with a worker that is there."""
+        ref = segments[shard.segment]
+        assert ref.worker != self.name, shard
+        origin = self.rig.segment(ref.segment)
+        held = origin.records.get(shard.offset)
+        found = held and (held.key, held.part, held.generation, held.checksum, held.state)
+        wanted = shard.key, shard.part, shard.generation, shard.checksum, RecordState.SEALED
+        is_there = self.rig.workers[ref.worker].session is not None
+        return is_there and ref.incarnation == origin.incarnation and found == wanted
+
+    def hash_parity(self, question: HashParity) -> ParityHashed:
+        """What the checksums of its keys are here, if all data can be read."""
+        outcomes = bytes(
+            Outcome.OK if self.reads(shard, question.segments) else Outcome.STALE
+            for shard in question.shards
+        )
+        keys = question.keys
+        found = b"".join(keys[at : at + 8] for at in range(0, len(keys), KEY_BYTES))
+        return ParityHashed(outcomes, b"" if any(outcomes) else found)
+
     def _moved_page(self, ingest: Ingest, target: FakeSegment, i: int) -> int:
         at = slice(i * KEY_BYTES, (i + 1) * KEY_BYTES)
         parent = ingest.keys[at.start - KEY_BYTES : at.start] if i else ingest.parent
@@ -315,7 +357,7 @@ class FakeWorker(FakeSegment):
         span = PlanSpan(0, 1, ingest.part, 0, ingest.generation, offset)
         report = target.write(
             ingest.namespace_ordinal, span, ingest.keys[at], parent, ingest.part_bytes,
-            ingest.size_class,
+            ingest.size_class, ingest.token_count,
         )  # fmt: skip
         if report is None:
             return Outcome.FENCED

@@ -46,6 +46,7 @@ def test_what_is_set_reaches_the_core() -> None:
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
         placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
+        erasure="reed-solomon", erasure_parameters={"k": 2},
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
@@ -59,6 +60,7 @@ def test_what_is_set_reaches_the_core() -> None:
         nvme_admission="second-touch", nvme_admission_parameters={"touches": 3},
         placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
+        erasure="reed-solomon", erasure_parameters={"k": 2},
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ KINDS = {
     "admission": set(registry.ADMISSION),
     "placement": set(registry.PLACEMENT),
     "replication": set(registry.REPLICATION),
+    "erasure": set(registry.ERASURE),
 }
 
 
@@ -54,6 +55,7 @@ def test_all_kinds_are_told_as_they_are_configured() -> None:
         "admission": ("second-touch", False),
         "placement": ("local_first", False),
         "replication": ("enforce", False),
+        "erasure": ("off", False),
     }
     assert told["eviction"].parameters["half_life_s"] == 600.0
     assert told["admission"].parameters == {"touches": 3}

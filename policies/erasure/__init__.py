@@ -1,0 +1,1 @@
+"""Which cold pages are kept by parity instead of more replicas: one algorithm a file."""
