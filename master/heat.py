@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import InvariantBroken
+from kvstore.ids import KEY_BYTES
 from master import replica_counts
 from policies.replication.protocol import Load
 
@@ -66,22 +67,30 @@ def is_measured(core: Core) -> bool:
     return core.domains > 1 and core.replica_policy.policy.measures
 
 
-def note_read(core: Core, tree: Tree, stretch: Stretch, parts: int, host: str) -> None:
-    """A reader on this host was granted a lease on so many parts of these pages."""
-    run, policy = stretch.run, core.replica_policy.policy
-    share = stretch.count * min(parts, tree.parts) / (len(run) * tree.parts)
-    run.reads = run.reads * exp((run.reads_at_s - core.now) / policy.window_s) + share
-    run.reads_at_s = core.now
-    read_bytes_per_s = run.reads / policy.window_s * _replica_bytes(run)
-    if read_bytes_per_s > policy.quiet_bytes_per_s:
-        _consider(core, run, read_bytes_per_s, host)
+def note_reads(
+    core: Core, tree: Tree, found: list[Stretch], parts: tuple[int, ...], host: str
+) -> None:
+    """A reader on this host was granted leases on these parts, or (none named) all, of pages."""
+    if not is_measured(core):
+        return
+    policy, now_s = core.replica_policy.policy, core.now
+    window_s, quiet_bytes = policy.window_s, policy.quiet_bytes_per_s * policy.window_s
+    share = min(len(parts) or tree.parts, tree.parts) / tree.parts
+    for stretch in found:  # one of many runs of a chain takes half a microsecond
+        run = stretch.run
+        pages = len(run.keys) // KEY_BYTES
+        faded = run.reads * exp((run.reads_at_s - now_s) / window_s)
+        run.reads = reads = faded + share * stretch.count / pages
+        run.reads_at_s = now_s
+        is_simple = tree.parts == 1 and run.copies
+        page_bytes = run.copies[0].part_bytes if is_simple else _page_bytes(run)
+        if reads * pages * page_bytes > quiet_bytes:
+            _consider(core, run, _read_bytes_per_s(core, run), host)
 
 
-def _replica_bytes(run: Run) -> int:
-    """Of one replica of all its pages."""
-    if len(run.copies) == 1:
-        return len(run) * run.copies[0].part_bytes
-    return len(run) * sum({copy.part: copy.part_bytes for copy in run.copies}.values())
+def _page_bytes(run: Run) -> int:
+    """Of one replica of a page."""
+    return sum({copy.part: copy.part_bytes for copy in run.copies}.values())
 
 
 def _consider(core: Core, run: Run, read_bytes_per_s: float, host: str) -> None:
@@ -160,7 +169,7 @@ def _read_bytes_per_s(core: Core, run: Run) -> float:
         return 0.0
     window_s = core.replica_policy.policy.window_s
     reads = run.reads * exp((run.reads_at_s - core.now) / window_s)
-    return reads / window_s * _replica_bytes(run)
+    return reads / window_s * len(run) * _page_bytes(run)
 
 
 def _runs(core: Core, hot: Hot) -> Iterator[Run]:

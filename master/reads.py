@@ -187,14 +187,12 @@ def _answer_located(
     ttl_s, until_s = 0.0, 0.0
     if message.lease:
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
-    is_measured = message.lease and heat.is_measured(core)
     for stretch in found:
         _lease(core, stretch.run, until_s, hints)
-        if is_measured:
-            parts = len(message.parts) or tree.parts
-            heat.note_read(core, tree, stretch, parts, caller.session.host)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(core, stretch, message.parts, indexes, until_s)
+    if message.lease:
+        heat.note_reads(core, tree, found, message.parts, caller.session.host)
     for segment in indexes:
         segment.leased_until_s = max(segment.leased_until_s, until_s)
     refs = tuple([segment.ref for segment in indexes])
