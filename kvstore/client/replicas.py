@@ -11,8 +11,8 @@ import msgspec
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
-from kvstore.client.steps import Steps, ask
-from kvstore.client.writes import PATIENCE
+from kvstore.client.steps import Pause, Steps, ask
+from kvstore.client.writes import PATIENCE, PAUSE_MAX_S, PAUSE_MIN_S
 from kvstore.errors import DeadlineExceeded, MalformedMessage, OutOfSpace, Unavailable
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.replicas import AwaitReplicas, ReplicasCounted
@@ -43,7 +43,9 @@ def replica_steps(
         keys = b"".join([request.chain.key(page) for page in pages])
         counts = yield from _count(request, keys, clock)
         for number, page in enumerate(pages):
-            wanted, got = (counts.wanted[number], counts.got[number]) if counts else _UNKNOWN
+            wanted, got = _UNKNOWN
+            if counts is not None:  # a new leader may know of the pages, and not what was asked
+                wanted, got = max(counts.wanted[number], request.replicas), counts.got[number]
             counted[page] = _outcome(outcomes[page], wanted, got, is_strict=request.strict)
     return counted
 
@@ -53,24 +55,30 @@ def _is_visible(outcome: PutOutcome) -> bool:
 
 
 def _count(request: PutRequest, keys: bytes, clock: Clock) -> Steps[ReplicasCounted | None]:
-    """What the master answers within the deadline, if it does."""
-    left_s = request.deadline_s - clock.now_s()
-    if left_s <= 0:
-        return None
-    question = AwaitReplicas(request.opened.namespace.id, keys, left_s * PATIENCE)
-    try:
-        counts = yield from ask(question, ReplicasCounted, left_s)
-    except (DeadlineExceeded, Unavailable, OutOfSpace):
-        return None  # the pages are stored: that is not to be lost in an error
-    if not len(counts.wanted) == len(counts.got) == len(keys) // KEY_BYTES:
-        raise MalformedMessage(f"ReplicasCounted: {len(counts.got)} pages of {len(keys)} bytes")
+    """What the master answers within the deadline, if it does.
+
+    Asked again where it knows of no replica at all: a new one has yet to hear from its workers.
+    """
+    counts, pause_s = None, PAUSE_MIN_S
+    while (left_s := request.deadline_s - clock.now_s()) > 0:
+        question = AwaitReplicas(request.opened.namespace.id, keys, left_s * PATIENCE)
+        try:
+            counts = yield from ask(question, ReplicasCounted, left_s)
+        except (DeadlineExceeded, Unavailable, OutOfSpace):
+            break  # the pages are stored: that is not to be lost in an error
+        if not len(counts.wanted) == len(counts.got) == len(keys) // KEY_BYTES:
+            raise MalformedMessage(f"ReplicasCounted: {len(counts.got)} pages of {len(keys)} bytes")
+        if all(counts.got):
+            break
+        yield Pause(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
     return counts
 
 
 def _outcome(
     outcome: PutOutcome, wanted: int | None, got: int | None, *, is_strict: bool
 ) -> PutOutcome:
-    if is_strict and (wanted is None or got is None or got < wanted):
+    if is_strict and (wanted is None or not got or got < wanted):
         return Refused(RefusedReason.TOO_FEW_REPLICAS, RETRY_AFTER_S)
     if isinstance(outcome, Stored | AlreadyThere):
         return msgspec.structs.replace(outcome, replicas_wanted=wanted, replicas=got)

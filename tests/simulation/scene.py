@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from kvstore.client.locations import Query, lookup_steps, match_steps, probe_steps, remove_steps
 from kvstore.client.reads import ReadRequest, read_steps
+from kvstore.client.replicas import replica_steps
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.page import PageChain
 from kvstore.wire.messages.membership import ExtentsConfirmed
@@ -245,10 +246,11 @@ class Scene:
         caller = self.client(client)
         return self.start(caller, caller.run(plan, moves))
 
-    def put(
+    def put(  # noqa: PLR0913 -- each is a wish of its own
         self, chain: PageChain, *, client: int = 0, namespace: Namespace = WHOLE,
         parts: tuple[int, ...] | None = None, timeout_s: float = 6.0, wait: bool = True,
-        ttl_s: float | None = None,
+        ttl_s: float | None = None, replicas: int = 0, strict: bool = False,
+        replicas_now: bool = False,
     ) -> Pending[list[PutOutcome]]:  # fmt: skip
         """Begin to put a chain."""
         caller = self.client(client)
@@ -262,10 +264,9 @@ class Scene:
             sources.append(PartSource(part, size, places))
         request = PutRequest(
             caller.namespace(namespace), chain, tuple(sources), self.world.now + timeout_s,
-            wait=wait, ttl_s=ttl_s,
+            wait=wait, ttl_s=ttl_s, replicas=replicas, strict=strict, replicas_now=replicas_now,
         )  # fmt: skip
-        plan = put_steps(request, VirtualClock(caller), caller.new_request_id)
-        return self._plan(client, plan, Put(caller, bytes(data)))
+        return self._plan(client, _whole_put(request, caller), Put(caller, bytes(data)))
 
     def stored(self, chain: PageChain, **how: object) -> list[PutOutcome]:
         """Put a chain and wait for the end."""
@@ -368,3 +369,12 @@ class Scene:
 
     def _clock(self, client: int) -> VirtualClock:
         return VirtualClock(self.client(client))
+
+
+def _whole_put(request: PutRequest, caller: SimClient) -> plans.Steps[list[PutOutcome]]:
+    """What a store does for a put."""
+    clock = VirtualClock(caller)
+    outcomes = yield from put_steps(request, clock, caller.new_request_id)
+    if request.awaits_replicas:
+        outcomes = yield from replica_steps(request, outcomes, clock)
+    return outcomes

@@ -15,7 +15,7 @@ from kvstore.client.outcomes import (
 )
 from kvstore.client.replicas import RETRY_AFTER_S, replica_steps
 from kvstore.client.steps import drive
-from kvstore.client.writes import PATIENCE, PutRequest
+from kvstore.client.writes import PATIENCE, PAUSE_MIN_S, PutRequest
 from kvstore.errors import (
     AccessDenied,
     DeadlineExceeded,
@@ -41,12 +41,15 @@ def counted(
     outcomes: list[PutOutcome] = OUTCOMES,
     chain: PageChain = CHAIN,
     *,
+    replicas: int = 0,
     strict: bool = False,
     left_s: float = 5.0,
 ) -> list[PutOutcome]:
     """The outcomes with what is told of replicas."""
     deadline_s = script.clock.now_s() + left_s
-    request = PutRequest(SPACE, chain, (), deadline_s, strict=strict, replicas_now=True)
+    request = PutRequest(
+        SPACE, chain, (), deadline_s, replicas=replicas, strict=strict, replicas_now=True
+    )
     return drive(replica_steps(request, outcomes, script.clock), script)
 
 
@@ -69,10 +72,39 @@ def test_what_can_be_read_is_counted() -> None:
 
 
 def test_who_takes_no_fewer_is_refused_what_got_fewer() -> None:
-    script = Script().will(ReplicasCounted(b"\2\2\1", b"\2\1\0"))
+    script = Script().will(ReplicasCounted(b"\2\2\1", b"\2\1\1"))
     assert counted(script, strict=True) == [
-        Stored(replicas_wanted=2, replicas=2), TOO_FEW, Stored(visible=False), TOO_FEW, NO_ROOM,
+        Stored(replicas_wanted=2, replicas=2), TOO_FEW, Stored(visible=False),
+        Stored(replicas_wanted=1, replicas=1), NO_ROOM,
     ]  # fmt: skip
+
+
+def test_what_the_put_asked_for_counts_also_where_the_master_has_forgotten_it() -> None:
+    script = Script().will(ReplicasCounted(b"\1\1\4", b"\1\2\2"))
+    assert counted(script, replicas=2)[0] == Stored(replicas_wanted=2, replicas=1)
+    script = Script().will(ReplicasCounted(b"\1\1\4", b"\1\2\2"))
+    found = counted(script, replicas=2, strict=True)
+    assert found[:2] == [TOO_FEW, AlreadyThere(replicas_wanted=2, replicas=2)]
+    assert found[3] == TOO_FEW
+
+
+def test_a_master_that_knows_nothing_yet_is_asked_again() -> None:
+    none, some = ReplicasCounted(b"\0\2\0", b"\0\2\0"), ReplicasCounted(b"\2\2\2", b"\2\2\2")
+    script = Script().will(none, none, some)
+    found = counted(script)
+    assert [each.replicas for each in found if isinstance(each, Stored)] == [2, None, 2]
+    assert script.pauses == [PAUSE_MIN_S, 2 * PAUSE_MIN_S]
+    assert script.patience == pytest.approx([5.0, 5.0 - PAUSE_MIN_S, 5.0 - 3 * PAUSE_MIN_S])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_has_gone_by_the_deadline_has_no_replica(strict: bool) -> None:
+    script = Script()
+    script.answers.extend([ReplicasCounted(b"\2\2\0", b"\2\2\0")] * 99)
+    found = counted(script, strict=strict)
+    assert found[3] == (TOO_FEW if strict else Stored(replicas_wanted=0, replicas=0))
+    assert found[0] == Stored(replicas_wanted=2, replicas=2)
+    assert sum(script.pauses) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
