@@ -68,7 +68,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
     """How long a lost worker may come back before its replicas are made anew."""
     rebalance: bool = False
     """Whether a worker that comes is given pages of others; without it new pages fill it, since
-    they go where most is free, and nothing is copied that would soon have been evicted."""
+    it gets up to twice its share, and nothing is copied that would soon have been evicted."""
     metadata_bytes_per_s: SizeBytes = SizeBytes(limits.METADATA_BYTES_PER_S)
     """Written of what the directory holds; beyond it that is written later."""
     promote_hits: int = limits.PROMOTE_HITS
