@@ -176,7 +176,6 @@ class Visit:
         is_drain = relocation.kind == RelocationKind.DRAIN
         if is_drain and replica_counts.staying(core, run, copy.part)[pages.start]:
             _retire(core, relocation, run, copy, pages)
-            core.replication.note(core, core.tree(run.namespace), run.keys, core.now)
             self.begun = True
             return
         self.stuck.add(len(pages), len(pages) * size_class)
@@ -290,6 +289,9 @@ def _retire(core: Core, relocation: Relocation, run: Run, copy: Copy, pages: ran
         relocation.done.add(len(pages), len(pages) * size_class_of(copy.part_bytes))
     core.counters[f"copies_gone_by_{relocation.kind}"] += len(pages)
     retire_copy(core, run, copy, pages.start, len(pages))
+    left = replica_counts.staying(core, run, copy.part)[pages.start : pages.stop]
+    if min(left) < replica_counts.wanted(core, run):  # no better place, or that was wished
+        core.replication.note(core, core.tree(run.namespace), run.keys, core.now)
 
 
 def _stretches(pages: list[int]) -> Iterator[tuple[int, int]]:

@@ -144,7 +144,7 @@ def _check_workers(core: Core, wish: StartRelocation) -> None:
         _check_drain(core, wish.source)
     if wish.namespace:
         known = core.namespaces.find(wish.namespace)
-        if known is None:
+        if known is None or not known.is_durable:
             raise BadValue("namespace", wish.namespace.hex(), "one that an engine has opened")
         _check_pages(core, known, wish.keys)
     elif wish.keys:

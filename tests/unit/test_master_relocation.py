@@ -362,3 +362,16 @@ def test_a_copy_of_some_pages_asks_for_no_more_replicas_of_the_others() -> None:
     asked = [(stretch.count, stretch.run.replicas) for stretch in tree.stretches(KEYS)]
     assert asked == [(2, 0), (3, 3), (3, 0)]
     assert len(rig.workers[target].records) == 3
+
+
+def test_what_a_move_leaves_short_of_replicas_is_noted() -> None:
+    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(5.0)
+    first, second = sorted(holders(space, KEYS))
+    row = start(rig, "move", source=first, target=second)
+    rig.pass_time(3.0)
+    assert row_of(rig, row.id).state == "done"
+    rig.pass_time(5.0)
+    assert len(holders(space, KEYS)) == 2

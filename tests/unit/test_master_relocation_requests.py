@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore import limits
+from kvstore.namespace import namespace_id
+from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.reads import GetStatus, Status
 from kvstore.wire.messages.relocation import (
     CancelRelocation,
@@ -18,7 +20,14 @@ from kvstore.wire.messages.relocation import (
 from master.relocations import ENDED_KEPT
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
-from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+from tests.unit.master_rig import (
+    OpenedNamespace,
+    Rig,
+    chain,
+    failure,
+    small_content,
+    small_layout,
+)
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -218,3 +227,11 @@ def test_a_drain_of_a_worker_that_was_forgotten_is_over() -> None:
     (row,) = rows(rig, GetRelocations(row.id))
     assert (row.state, row.reason) == ("cancelled", "a worker that it names was forgotten")
     assert f"relocations/{row.id}" not in rig.store
+
+
+def test_a_namespace_that_is_not_durable_yet_is_none(rig: Rig) -> None:
+    rig.holds_persists = True
+    content, layout = small_content(), small_layout()
+    assert rig.ask(rig.engine, OpenNamespace(content, layout)) is None
+    wish = StartRelocation("copy", "", "w2", namespace_id(content, layout))
+    assert "want one that an engine has opened" in refused(rig, wish)
