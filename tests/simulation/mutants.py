@@ -388,3 +388,4 @@ MUTANTS: Final = {
     each.__name__: Mutant(each, tuple(numbers.split()), options)
     for each, numbers, options in _GUARDS
 }
+    (replica_mutants.repair_does_not_hear_of_heat, "I34", replica_mutants.HEAT),

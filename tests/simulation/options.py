@@ -66,6 +66,8 @@ class Options:
     watermark_demote: float = 0.5
     admission: str = "all"
     promote_hits: int = 2
+    heat_bytes_per_s: float = 0.0
+    """Read a second of a run that has one replica, for another; 0: more than is ever read here."""
     replicas: int = 1
     """That pages want for which nobody asked for more."""
     replicas_apart: str = HOST
@@ -97,8 +99,15 @@ class Options:
             repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
         )  # fmt: skip
 
+            replication_parameters=self._heat,
 
 CALM: Final = Options()
+    @property
+    def _heat(self) -> dict[str, object]:
+        if not self.heat_bytes_per_s:
+            return {}
+        return {"port_bytes_per_s": self.heat_bytes_per_s, "port_share": 1.0, "window_s": 5.0}
+
 
 
 def weather_of(random: Random) -> Weather:
@@ -150,6 +159,8 @@ def options_of(seed: int) -> Options:
     drawn = replace(drawn, **_replicas_of(Random(f"replicas {seed}"), drawn.workers))
     pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
     masters = _masters_of(random, drawn.fault_kinds)
+    heat_bytes_per_s = Random(f"heat {seed}").choice((0.0, 0.0, 4.0 * limits.KIB))
+    drawn = replace(drawn, heat_bytes_per_s=heat_bytes_per_s)
     return replace(drawn, scrub_bytes_per_s=pace, **masters)
 
 

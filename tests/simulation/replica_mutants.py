@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from master import placing, trimming
+from master import heat, placing, trimming
 from master.replication import Replication
 from master.retiring import retire_copy
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from master.run import Run
 
     Patch = pytest.MonkeyPatch
+
+HEAT: Final[dict[str, object]] = {
+    "workers": 3, "hosts": 3, "replicas": 1, "heat_bytes_per_s": 1024.0, "page_ttl_s": 60.0,
+}  # fmt: skip
 
 
 def repair_forgets(patch: Patch) -> None:
@@ -30,6 +34,11 @@ def losses_are_not_looked_into(patch: Patch) -> None:
 def copies_go_to_one_host(patch: Patch) -> None:
     """Where a page lies already does not matter for where it is copied."""
     patch.setattr(placing, "_holders", lambda run, part, pages: [])
+
+
+def repair_does_not_hear_of_heat(patch: Patch) -> None:
+    """More replicas are wanted of what is read much, and nobody is told to make them."""
+    patch.setattr(heat, "_tell", lambda core, hot: None)
 
 
 def trimming_leaves_none(patch: Patch) -> None:

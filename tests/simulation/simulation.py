@@ -42,6 +42,13 @@ class Failed(AssertionError):
 
 
 class Simulation:
+COUNTED: Final = (
+    "replicas_trimmed", "runs_thinned", "replicas_without_room", "replicas_for_heat_wanted",
+    "replicas_for_heat_ended",
+)  # fmt: skip
+"""By the last master."""
+
+
     """Master, workers and clients of one seed."""
 
     def __init__(self, seed: int, options: Options | None = None) -> None:
@@ -225,7 +232,7 @@ class Simulation:
     def _count_replicas(self) -> None:
         master = self.checks.leader
         assert master is not None
-        for name in ("replicas_trimmed", "runs_thinned", "replicas_without_room"):
+        for name in COUNTED:
             self.world.counts[name] += master_view.core_of(master).counters[name]
 
     def _show_life(self) -> None:

@@ -51,6 +51,8 @@ REACHED: Final = {
     "copies to dram": 2000,
     "copies to nvme": 500,
     "replicas_trimmed": 50,
+    "replicas_for_heat_wanted": 50,
+    "replicas_for_heat_ended": 20,
     "runs_thinned": 200,
     "replicas_without_room": 50,
     "moved: too_big": 20,
