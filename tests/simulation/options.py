@@ -97,16 +97,17 @@ class Options:
             promote_hits=self.promote_hits, stale_read_max_s=self.stale_read_max_s,
             replicas=self.replicas, replicas_apart=self.replicas_apart,
             repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
+            replication_parameters=self._heat,
         )  # fmt: skip
 
-            replication_parameters=self._heat,
-
-CALM: Final = Options()
     @property
     def _heat(self) -> dict[str, object]:
         if not self.heat_bytes_per_s:
             return {}
         return {"port_bytes_per_s": self.heat_bytes_per_s, "port_share": 1.0, "window_s": 5.0}
+
+
+CALM: Final = Options()
 
 
 
