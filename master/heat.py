@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.directory import Stretch, Tree
-    from master.run import Run
+    from master.run import Copy, Run
     from master.wheel import Wakeup
 
 HOT_MAX: Final = 1024
@@ -98,7 +98,7 @@ def _consider(core: Core, run: Run, read_bytes_per_s: float, host: str) -> None:
 
     One at a time: the next one is for the next reader that has none.
     """
-    if host and any(copy.segment.host == host for copy in run.copies):
+    if host and any(_is_whole_at(copy, host) for copy in run.copies):
         return
     if _extra(core, run, read_bytes_per_s) <= run.extra:
         return
@@ -124,6 +124,11 @@ def policy_changed(core: Core) -> None:
     """What was only observed may be done from now on, or the other way round."""
     for hot in core.heat.table.values():
         _tell(core, hot)
+
+
+def _is_whole_at(copy: Copy, host: str) -> bool:
+    """Whether all pages of a run can be read on this host: one of their parts, at least."""
+    return copy.segment.host == host and copy.segment.readable and not copy.absent
 
 
 def _extra(core: Core, run: Run, read_bytes_per_s: float) -> int:

@@ -328,6 +328,20 @@ def test_each_reader_without_one_gets_the_next_replica() -> None:
     assert hosts(rig) == here | {others[0], others[2]}
 
 
+def test_a_replica_that_cannot_be_read_is_none_for_its_host() -> None:
+    rig, space = pool()
+    (here,) = hosts(rig)
+    read(rig, space, 6, 3 * WINDOW_S, session=reader(rig, "w3"))
+    assert (hosts(rig), the_run(rig).extra) == ({here, "w3"}, 1)
+    local = reader(rig, here)
+    read(rig, space, 40, 3.0, session=local)
+    assert the_run(rig).extra == 1
+    rig.workers[here].leave()
+    rig.workers[here].connect()  # what it has is still to be compared
+    read(rig, space, 40, 3.0, session=local)
+    assert the_run(rig).extra == 2
+
+
 def test_what_is_only_observed_is_not_made_until_an_operator_wants_it() -> None:
     rig, space = pool(replication="observe")
     read(rig, space, 6, 3 * WINDOW_S)
