@@ -381,6 +381,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (replica_mutants.repair_forgets, "I34", REPLICAS),
     (replica_mutants.losses_are_not_looked_into, "I34", REPLICAS),
     (replica_mutants.copies_go_to_one_host, "I33", {**REPLICAS, "hosts": 2, "workers": 4}),
+    (replica_mutants.repair_does_not_hear_of_heat, "I34", replica_mutants.HEAT),
     (replica_mutants.trimming_leaves_none, "I13 I16 I34", REPLICAS),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
@@ -388,4 +389,3 @@ MUTANTS: Final = {
     each.__name__: Mutant(each, tuple(numbers.split()), options)
     for each, numbers, options in _GUARDS
 }
-    (replica_mutants.repair_does_not_hear_of_heat, "I34", replica_mutants.HEAT),

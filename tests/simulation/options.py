@@ -110,7 +110,6 @@ class Options:
 CALM: Final = Options()
 
 
-
 def weather_of(random: Random) -> Weather:
     """Some weather: from fair to foul."""
     return Weather(

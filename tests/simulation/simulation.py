@@ -41,7 +41,6 @@ class Failed(AssertionError):
     """A run broke an invariant: seed, options and story, in that order."""
 
 
-class Simulation:
 COUNTED: Final = (
     "replicas_trimmed", "runs_thinned", "replicas_without_room", "replicas_for_heat_wanted",
     "replicas_for_heat_ended",
@@ -49,6 +48,7 @@ COUNTED: Final = (
 """By the last master."""
 
 
+class Simulation:
     """Master, workers and clients of one seed."""
 
     def __init__(self, seed: int, options: Options | None = None) -> None:
