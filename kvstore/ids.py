@@ -30,6 +30,8 @@ ROOT_PARENT: Final = PageKey(bytes(KEY_BYTES))
 """Parent of the first page of every chain."""
 
 GENERATION_COUNTER_BITS: Final = 32
+RESTART_BITS: Final = 20
+"""Of an incarnation: they count the restarts of one segment file."""
 
 
 def generation_of(epoch: Epoch, counter: int) -> Generation:
@@ -41,6 +43,16 @@ def generation_of(epoch: Epoch, counter: int) -> Generation:
 def epoch_of(generation: Generation) -> Epoch:
     """The epoch in which `generation` was handed out."""
     return Epoch(generation >> GENERATION_COUNTER_BITS)
+
+
+def first_incarnation(lineage: int) -> Incarnation:
+    """The first life of a new segment file, which has drawn this number."""
+    return Incarnation((lineage << RESTART_BITS) + 1)
+
+
+def lineage_of(incarnation: int) -> int:
+    """What all lives of one segment file share. It was drawn: there is no order among them."""
+    return incarnation >> RESTART_BITS
 
 
 def short(identifier: bytes) -> str:

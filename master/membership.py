@@ -13,7 +13,7 @@ import msgspec
 
 from kvstore.coordination.metadata_store import EPOCH_MAX
 from kvstore.errors import AccessDenied, BadValue, StaleEpoch, Unavailable
-from kvstore.ids import Epoch
+from kvstore.ids import Epoch, lineage_of
 from kvstore.lease import inherited_release_s
 from kvstore.replica import Tier
 from kvstore.require import require_text
@@ -179,9 +179,20 @@ def _check(core: Core, message: RegisterWorker) -> None:
             continue
         if known.worker != message.worker and known.state is not SegmentState.LOST:
             raise BadValue("segment", offer.segment, f"a segment not lent by {known.worker}")
-        if offer.incarnation < known.incarnation:
+        if _is_superseded(known, offer):
             want = f"at least {known.incarnation}; is another worker called {message.worker}?"
             raise BadValue("incarnation", offer.incarnation, want)
+
+
+def _is_superseded(known: Segment, offer: SegmentOffer) -> bool:
+    """Whether a later life is known already: of the same file, or while another's owner is here.
+
+    A host that lost its memory begins with a file whose incarnation may be any.
+    """
+    if offer.incarnation >= known.incarnation:
+        return False
+    is_other_file = lineage_of(offer.incarnation) != lineage_of(known.incarnation)
+    return not is_other_file or known.session is not None
 
 
 def _join(core: Core, worker: Worker, offer: SegmentOffer) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kvstore import limits
 from kvstore.errors import BadValue, ConfigError, CorruptPage, OutOfSpace, SegmentInUse
-from kvstore.ids import Incarnation
+from kvstore.ids import Incarnation, first_incarnation
 from kvstore.segment import HEADER_BYTES, HEADER_MAGIC, SegmentHeader, pack_header, unpack_header
 from workers.tiers.disk import DiskFile, read_whole, write_whole
 
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger(__name__)
 ALLOCATE_STEP_BYTES: Final = 256 * limits.MIB
-FRESH_INCARNATION_BITS: Final = 40
-RESTART_BITS: Final = 20
-"""A first incarnation is random above this many bits, which are left for restarts."""
+LINEAGE_BYTES: Final = 5
 
 File = TypeVar("File", bound=DiskFile)
 
@@ -152,8 +150,7 @@ def _usable_header(
 
 def fresh_incarnation() -> Incarnation:
     """The first life of a new segment: one that none of that name can have had before."""
-    drawn = int.from_bytes(os.urandom(FRESH_INCARNATION_BITS // 8), "little")
-    return Incarnation((drawn << RESTART_BITS) + 1)
+    return first_incarnation(int.from_bytes(os.urandom(LINEAGE_BYTES), "little"))
 
 
 def _make(disk: Disk[File], path: Path, header: SegmentHeader, medium: Medium) -> File:
