@@ -12,7 +12,7 @@ import itertools
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.standing import Standing
 from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from tests.cluster.history import Call, read_history
 from tests.cluster.load_client import Load
 from tests.cluster.load_process import LoadProcess
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
+    from kvstore.wire.messages.base import Message
+
+Answer = TypeVar("Answer")
 SEGMENT_DIR: Final = Path("/dev/shm")
 ASK_S: Final = 1.0
+OPERATION_S: Final = 10.0
+SERVING: Final = ("live", "draining", "drained")
+"""States of workers whose pages are read."""
 LOG_SHOWN_MAX: Final = 4000
 _names = itertools.count(1)
 
@@ -158,17 +165,30 @@ class Rig:
         }
         return Server("worker", self.folder / name, sections)
 
+    def segment_file(self, worker: int) -> Path:
+        """Where a worker's memory is."""
+        return SEGMENT_DIR / f"kvharbor-{self.cluster}-w{worker}-dram0"
+
     # What the pool says of itself.
 
     def status(self, number: int) -> Status:
         """A master's own; KVStoreError when it does not answer."""
+        return self._ask(number, GetStatus(), Status)
+
+    def ask(self, question: Message, kind: type[Answer]) -> Answer:
+        """What the leader answers an operator; KVStoreError when it does not."""
+        return self._ask(self.leader(), question, kind, OPERATION_S)
+
+    def _ask(
+        self, number: int, question: Message, kind: type[Answer], patience_s: float = ASK_S
+    ) -> Answer:
         identity = Identity(Role.OPERATOR, cluster=self.cluster)
         connection = Connection.open(self.addresses[number], identity, ASK_S)
         try:
-            reply = connection.call(GetStatus(), ASK_S)
+            reply = connection.call(question, patience_s)
         finally:
             connection.close()
-        assert isinstance(reply, Status), reply
+        assert isinstance(reply, kind), reply
         return reply
 
     def standings(self) -> dict[int, Status]:
@@ -201,7 +221,24 @@ class Rig:
         running = sum(each.is_running for each in self.workers)
         for status in self.standings().values():
             if status.standing == Standing.LEADING:
-                return [each.state for each in status.workers].count("live") >= running
+                states = [each.state for each in status.workers]
+                return sum(state in SERVING for state in states) >= running
+        return False
+
+    def state_of(self, worker: str) -> str:
+        """What the leader says of a worker."""
+        workers = self.status(self.leader()).workers
+        return next((each.state for each in workers if each.worker == worker), "")
+
+    def lacking(self) -> int:
+        """How many pages have fewer replicas than they are to have."""
+        report = self.ask(GetReplicas(), ReplicaReport)
+        return sum(each.lacking for each in report.namespaces)
+
+    def has_replicas(self) -> bool:
+        """Whether every worker that runs serves, and every page has its replicas."""
+        with suppress(KVStoreError):
+            return self.is_serving() and not self.lacking()
         return False
 
     def is_whole(self) -> bool:
