@@ -10,6 +10,7 @@ from kvstore.record import RecordState
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource
+from kvstore.wire.messages.relocation import RelocationKind
 from master import replica_counts
 from master.segments import SegmentState
 from tests.simulation import master_view
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.wire.messages.base import Message
+    from master.core import Core
     from master.events import CommandId
     from master.state import MasterState
     from tests.simulation.checks import Checks
@@ -86,8 +88,9 @@ class MoveChecks:
             self._holds(master, message, source)
 
     def _goes_apart(self, master: SimMaster, message: Ingest) -> None:
-        """I33: pages are copied where no replica of them is on the host."""
+        """I33: pages are copied where no replica of them is on the host, but for one that goes."""
         core = master_view.core_of(master)
+        leaves = _leaves(core, message.generation)
         place = replica_counts.domain(core, core.segments[message.segment])
         tree = core.tree(message.namespace_ordinal)
         for key in keys_of(message.keys):
@@ -96,7 +99,9 @@ class MoveChecks:
             for copy in run.copies_of(message.part):
                 there = replica_counts.domain(core, copy.segment)
                 is_lost = copy.segment.state is SegmentState.LOST
-                if copy.generation(run.page_of(key)) and there == place and not is_lost:
+                if is_lost or copy.segment.drained or copy.segment.worker == leaves:
+                    continue
+                if copy.generation(run.page_of(key)) and there == place:
                     self._checks.fail(
                         "I33", f"{key[:4].hex()} is copied to {place}, and lies there"
                     )
@@ -203,6 +208,15 @@ class MoveChecks:
                 mask = run.readable(known.tree.parts, core.version)
                 pages.update(run.key(page) for page in range(len(run)) if mask[page])
         return Present(master.core, core.version, frozenset(pages), _gone(master.core))
+
+
+def _leaves(core: Core, generation: int) -> str:
+    """The worker that pages leave once this has been copied; empty: none."""
+    for relocation in core.relocations.open.values():
+        for each in relocation.copying:
+            if each.plan.generation == generation and relocation.kind != RelocationKind.COPY:
+                return each.source.worker
+    return ""
 
 
 def _life(source: ExtentSource | PeerSource) -> tuple[str, int]:

@@ -28,7 +28,13 @@ from master.pins import Pins
 from master.run import Run
 from master.tombstones import Tombstones
 from master.tunables import HOST
-from tests.simulation import leader_mutants, reader_moves, replica_mutants, sim_pull
+from tests.simulation import (
+    leader_mutants,
+    reader_moves,
+    relocation_mutants,
+    replica_mutants,
+    sim_pull,
+)
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.world import Weather
 from workers import membership as worker_membership
@@ -345,6 +351,7 @@ REPLICAS: Final[Changes] = {
     "disks": 0,
     "segments": 1,
 }
+WISHES: Final[Changes] = {"workers": 3, "hosts": 3, "replicas": 1, "relocations": 1.0}
 REMOVALS: Final[Changes] = {"removes": 0.25, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 
@@ -383,6 +390,8 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (replica_mutants.copies_go_to_one_host, "I33", {**REPLICAS, "hosts": 2, "workers": 4}),
     (replica_mutants.repair_does_not_hear_of_heat, "I34", replica_mutants.HEAT),
     (replica_mutants.trimming_leaves_none, "I13 I16 I34", REPLICAS),
+    (relocation_mutants.relocations_take_the_last, "I13 I16", WISHES),
+    (relocation_mutants.drained_workers_are_filled, "I36", WISHES),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
 )
 MUTANTS: Final = {

@@ -73,6 +73,8 @@ class Options:
     replicas_apart: str = HOST
     repair_after_s: float = 2.0
     copy_bytes_per_s: int = limits.COPY_BYTES_PER_S
+    relocations: float = 0.0
+    """Wishes of an operator."""
     etcd_faults: float = 0.0
     stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()

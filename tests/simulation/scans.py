@@ -121,6 +121,8 @@ def at_rest(checks: Checks) -> list[str]:
         left.append(f"I18: open plans {list(core.plans.values())}")
     if core.moves.in_flight:
         left.append(f"I18: moves under way {list(core.moves.in_flight.values())}")
+    if core.relocations.open:
+        left.append(f"I18: relocations {list(core.relocations.open.values())}")
     if len(core.waiting):
         left.append(f"I18: {len(core.waiting)} puts wait")
     for segment in core.segments.values():

@@ -38,6 +38,9 @@ OPEN_TIMEOUT_S: Final = 5.0
 class SimClient:
     """One client process, in all its lives."""
 
+    role = "engine"
+    """As which it greets masters and workers."""
+
     def __init__(
         self,
         world: World,
@@ -111,7 +114,7 @@ class SimClient:
     ) -> Steps[Channel | None]:
         """Connect an end of ours; None when nobody greets in time."""
         connected: Signal[Channel | None] = Signal()
-        greeting = Greeting("engine", self.name, self.token, self.host)
+        greeting = Greeting(self.role, self.name, self.token, self.host)
         timeout_s = min(HANDSHAKE_TIMEOUT_S, deadline_s - self.world.now)
         call = Dial(
             self.name, target, greeting, link.receive, link.ended, connected.fire, timeout_s

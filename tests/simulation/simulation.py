@@ -20,6 +20,7 @@ from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_etcd import ETCD, SimEtcd
 from tests.simulation.sim_master import SimMaster
 from tests.simulation.sim_metadata import EtcdClient, SimDisk
+from tests.simulation.sim_operator import OPERATOR, SimOperator
 from tests.simulation.sim_worker import SimWorker
 from tests.simulation.tasks import spawn
 from tests.simulation.workload import Caller
@@ -71,6 +72,7 @@ class Simulation:
         self.callers: dict[str, list[Caller]] = {}
         for number in range(self.options.clients):
             self._add_client(f"client{number}", f"host{number % self.options.hosts}")
+        self.operator = self._new_operator() if self.options.relocations else None
         self.faults = Faults(self)
         self._steps_to_scan = STEPS_PER_SCAN
 
@@ -119,6 +121,10 @@ class Simulation:
         self.clients[name] = client
         self.callers[name] = []
 
+    def _new_operator(self) -> SimOperator:
+        self.world.add_node(OPERATOR, "host-operator")
+        return SimOperator(self.world, OPERATOR, self.masters, self.workers, self.checks)
+
     def clients_by_name(self, name: str) -> SimClient:
         """A client, for a worker that has its buffer mapped."""
         return self.clients[name]
@@ -147,6 +153,8 @@ class Simulation:
         """Let every client make its calls."""
         for name in self.clients:
             self._start_callers(name)
+        if self.operator is not None:
+            spawn(self.world, OPERATOR, self.operator.work(self.options.relocations))
 
     def _start_callers(self, name: str) -> None:
         client = self.clients[name]
@@ -161,6 +169,8 @@ class Simulation:
         for callers in self.callers.values():
             for caller in callers:
                 caller.is_stopped = True
+        if self.operator is not None:
+            self.operator.is_stopped = True
 
     def crash(self, name: str) -> None:
         """kill -9 of any process."""
