@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.replica import Tier
+from kvstore.replica import ExtentState, Tier
 from master import heat, moves, placing, replica_counts, tiering, trimming, write_budget
 from master.awaited import Awaited
 from master.census import Census
+from master.lately import Lately
 from master.moves import MoveKind
 from master.plans import PlanPage
 from master.repair_queue import Need, RepairQueue
@@ -41,12 +42,16 @@ COPYING_S: Final = 0.25
 FAILED_S: Final = 1.0
 BACK_OFF_S: Final = 0.25
 BACK_OFF_MAX_S: Final = 30.0
-TRIES_MAX: Final = 5
-"""Searches for room: then it counts as thinned out."""
+TRIES_MAX: Final = 6
+"""Searches for room, the last one when the leases of the first have ended: then it counts as
+thinned out."""
+DOUBLINGS_MAX: Final = 8
+"""Of BACK_OFF_S, which are more than BACK_OFF_MAX_S."""
+COMING_S: Final = 2.0
+"""What is about to be freed is there by then, unless it is leased."""
 FULL_S: Final = 1.0
 """Pages that are used again are not noted so long after there was no room for such."""
 SCANS_MAX: Final = 64
-WINDOW_S: Final = 5.0
 
 RATE: Final = "rate"
 ROOM: Final = "room"
@@ -54,29 +59,6 @@ WORKER: Final = "worker"
 COPYING: Final = "copying"
 SURPLUS: Final = "surplus"
 """Why needs wait."""
-
-
-class Lately(msgspec.Struct, eq=False):
-    """What was copied of late: in this window, and in the one before."""
-
-    since_s: float = 0.0
-    size_bytes: int = 0
-    before_bytes_per_s: float = 0.0
-
-    def add(self, size_bytes: int, now_s: float) -> None:
-        """So much begins to be copied."""
-        if now_s >= self.since_s + WINDOW_S:
-            spent_s = now_s - self.since_s
-            self.before_bytes_per_s = self.size_bytes / spent_s
-            self.since_s, self.size_bytes = now_s, 0
-        self.size_bytes += size_bytes
-
-    def bytes_per_s(self, now_s: float) -> float:
-        """The mean of the last one to two windows."""
-        spent_s = now_s - self.since_s
-        if spent_s >= WINDOW_S:
-            return self.size_bytes / spent_s
-        return (self.size_bytes + self.before_bytes_per_s * (WINDOW_S - spent_s)) / WINDOW_S
 
 
 class Replication:
@@ -94,6 +76,7 @@ class Replication:
         "patient_until_s",
         "queue",
         "scans",
+        "wanted_bytes",
     )
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -115,6 +98,8 @@ class Replication:
         self.full_until_s = 0.0
         self.patient_until_s = 0.0
         """What a scan finds lacking may be back by then."""
+        self.wanted_bytes: Counter[tuple[Tier, int]] = Counter()
+        """For which the present look found no room, by tier and size class."""
         self.look_at_s = inf
 
     def look(self, at_s: float) -> None:
@@ -189,6 +174,7 @@ def look(core: Core) -> None:
     if core.now < state.next_s():
         return
     state.look_at_s = inf
+    state.wanted_bytes.clear()
     state.census.look(core)
     state.awaited.look(core)
     queue = state.queue
@@ -233,6 +219,8 @@ class Work(msgspec.Struct, eq=False):
     need: Need
     at_s: float = inf
     reason: str = ""
+    is_counted: bool = False
+    """As one more try in vain, however many of its parts and runs found nothing."""
 
     def again(self, at_s: float, reason: str) -> None:
         """Look at it again by then."""
@@ -322,7 +310,7 @@ def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, press
     near = heat.near(core, run)
     targets = placing.apart(core, run, source.part, tier, near, pages=pages)
     if not targets:
-        work.again(_later(core, work.need), WORKER)
+        work.again(_later(core, work), WORKER)
         return 0
     room = {target: _room(core, run, source, target, presses=presses) for target in targets}
     roomy = [target for target in targets if room[target]]
@@ -344,7 +332,7 @@ def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, press
         size_class = moves.class_for(core, run, source, target.tier)
         write_budget.spend(core, planned * size_class)
     if not planned:  # by the time it is looked at again something has changed there
-        work.again(_later(core, work.need), ROOM)
+        work.again(_later(core, work), ROOM)
         return 0
     core.replication.copied.add(planned * source.part_bytes, core.now)
     work.need.tries = 0
@@ -359,9 +347,13 @@ def _room(core: Core, run: Run, source: Copy, target: Segment, *, presses: bool)
     return tiering.pages_with_room(core, target, size_class)
 
 
-def _later(core: Core, need: Need) -> float:
-    need.tries += 1
-    return core.now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0**need.tries)
+def _later(core: Core, work: Work) -> float:
+    """Ever later, the more often it was tried in vain."""
+    need = work.need
+    if not work.is_counted:
+        need.tries += 1
+        work.is_counted = True
+    return core.now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0 ** min(need.tries, DOUBLINGS_MAX))
 
 
 def _no_room(
@@ -375,12 +367,13 @@ def _no_room(
     presses: bool,
 ) -> None:
     """Make some, for pages that were put or lost; others go without until they are used again."""
-    if presses and work.need.tries < TRIES_MAX:
+    if presses and (work.is_counted or work.need.tries < TRIES_MAX):
         tier = targets[0].tier
         size_class = moves.class_for(core, run, source, tier)
         like = [target for target in targets if target.tier is tier]
-        tiering.make_room(core, like, Counter({size_class: len(pages) * size_class}))
-        work.again(_later(core, work.need), ROOM)
+        is_coming = _press(core, like, size_class, len(pages) * size_class)
+        at_s = _later(core, work)
+        work.again(min(at_s, core.now + COMING_S) if is_coming else at_s, ROOM)
         return
     run.thinned = True
     core.counters["replicas_without_room"] += 1
@@ -388,3 +381,20 @@ def _no_room(
     if core.replication.awaited:
         core.replication.awaited.wake(run.namespace, run.keys)
         core.replication.look(core.now)
+
+
+def _press(core: Core, like: list[Segment], size_class: int, size_bytes: int) -> bool:
+    """Make so much room, as far as what is about to be freed will not do for all of this look;
+    whether some is coming.
+    """
+    wanted = core.replication.wanted_bytes
+    place, coming = (like[0].tier, size_class), _retired_bytes(like)
+    wanted[place] += size_bytes
+    lacking = min(size_bytes, wanted[place] - coming)
+    if lacking > 0:
+        tiering.make_room(core, like, Counter({size_class: lacking}))
+    return bool(_retired_bytes(like))
+
+
+def _retired_bytes(segments: list[Segment]) -> int:
+    return sum(segment.allocator.bytes_in[ExtentState.RETIRED] for segment in segments)

@@ -1,0 +1,68 @@
+"""Repair when all goes wrong: what must not go, must not be forgotten, and must not stop."""
+
+from __future__ import annotations
+
+from kvstore.wire.messages.membership import ReportSegment
+from kvstore.wire.messages.reads import Lookup
+from master.tunables import Tunables
+from tests.unit.master_pages import KEYS
+from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.test_master_replication import PAGES, got, rig_of, run_of
+
+PARTS = 8
+EVERY = tuple(range(PARTS))
+
+
+def full_target(*, leased: bool) -> tuple[Rig, OpenedNamespace]:
+    """A second host whose memory is full of replicas of four pages of eight parts."""
+    rig = Rig(Tunables(cluster="test", watermark_high=1.0, watermark_low=0.99))
+    rig.add_worker("w1", 64)
+    rig.add_worker("w2", 2)
+    rig.pass_time(17.0)  # the scans that newcomers cause are over
+    space = rig.open_namespace(PARTS)
+    for number in range(4):
+        space.put(chain(number, 1), parts=EVERY)
+        rig.pass_time(1.0, 0.1)
+    if leased:
+        pages = b"".join(chain(number, 1) for number in range(4))
+        rig.ask(rig.engine, Lookup(space.id, pages, (), lease=True))
+    else:
+        rig.pass_time(12.0)
+    assert not rig.master.core.segments["w2-dram"].allocator.free_bytes
+    return rig, space
+
+
+def test_pages_that_lack_a_worker_for_hours_stop_nobody() -> None:
+    rig = rig_of("w1", "w2")
+    rig.checks = False
+    worker = rig.workers["w2"]
+    worker.ask(ReportSegment(worker.segment, 1, "read_only", "a bad disk"))
+    space = rig.open_namespace()
+    space.put(KEYS, ttl_s=86_400.0)
+    rig.pass_time(3600.0, 31.0)
+    (need,) = rig.master.core.replication.queue
+    assert need.tries > 10
+    need.tries = 2000  # as often as in a day
+    rig.pass_time(62.0, 31.0)
+    worker.ask(ReportSegment(worker.segment, 1, "serving", ""))
+    rig.pass_time(62.0, 31.0)
+    assert got(rig) == [2] * PAGES
+
+
+def test_pages_of_many_parts_wait_for_room_as_long_as_others() -> None:
+    rig, space = full_target(leased=True)
+    space.put(chain(9, 1), parts=EVERY)
+    rig.pass_time(0.3, 0.1)
+    (need,) = rig.master.core.replication.queue
+    assert (need.reason, need.tries) == ("room", 1), "not once for each part"
+    assert not run_of(rig, chain(9, 1)).thinned
+    rig.pass_time(30.0)
+    assert got(rig, chain(9, 1)) == [2], "the leases have ended meanwhile"
+
+
+def test_no_more_room_is_made_than_copies_want() -> None:
+    rig, space = full_target(leased=False)
+    space.put(chain(9, 1), parts=EVERY)
+    rig.pass_time(5.0)
+    assert got(rig, chain(9, 1)) == [2]
+    assert rig.master.core.counters["copies_evicted_dram"] == 1, "one page of eight parts"
