@@ -118,21 +118,19 @@ def located(
 ) -> tuple[StripedPage, ...]:
     """What these pages of a run, which nobody holds, are decoded from, leased until `until_s`."""
     core.counters["pages_located_degraded"] += len(pages)
-    return tuple(_striped(core, run, copy, page, indexes, until_s, besides="") for page in pages)
+    return tuple(_striped(core, run, copy, page, indexes, until_s) for page in pages)
 
 
 def _striped(
-    core: Core, run: Run, copy: Copy, page: int, indexes: dict[Segment, int], until_s: float,
-    *, besides: str,
-) -> StripedPage:  # fmt: skip
+    core: Core, run: Run, copy: Copy, page: int, indexes: dict[Segment, int], until_s: float
+) -> StripedPage:
     stripe = core.stripes.by_number[copy.generation(page)]
     number = stripe.number_of(run.key(page), copy.part, run.namespace)
     shards = []
     for other, standing in enumerate(standings(core, stripe)):
-        near = [each for each in standing.copies if each.segment.worker != besides]
-        if other != number and near and standing.run is not None:
+        if other != number and standing.copies and standing.run is not None:
             _lease(standing.run, until_s)
-            shards.append(shard(other, standing, near[0], indexes))
+            shards.append(shard(other, standing, standing.copies[0], indexes))
     return StripedPage(stripe.k, stripe.m, number, tuple(shards))
 
 
@@ -178,8 +176,7 @@ def source(core: Core, move: Move) -> StripeSource:
         assert run is not None, plan
         copy = next(c for c in run.copies_of(plan.part) if c.segment is move.source)
         page = run.page_of(key)
-        until_s, besides = move.leased_until_s, plan.segment.worker
-        pages.append(_striped(core, run, copy, page, indexes, until_s, besides=besides))
+        pages.append(_striped(core, run, copy, page, indexes, move.leased_until_s))
     for segment in indexes:
         segment.leased_until_s = max(segment.leased_until_s, move.leased_until_s)
     return StripeSource(_refs(indexes), tuple(pages))

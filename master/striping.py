@@ -124,8 +124,7 @@ def _rebuild(core: Core, stripe: Stripe, every: list[Standing], number: int, run
     copy = next(c for c in run.copies_of(each.member.part) if c.segment is core.stripes.place)
     size_class = moves.class_for(core, run, copy, Tier.NVME)
     others = [other for at, other in enumerate(every) if at != number]
-    needed = stripe.k if number < stripe.k else 0
-    target = _target(core, others, size_class, needed=needed)
+    target = _target(core, others, size_class, is_data=number < stripe.k)
     if target is None:
         core.counters["rebuilds_without_place"] += 1
     elif moves.copy_free_at_s(core, core.stripes.place, target) <= core.now:
@@ -135,11 +134,13 @@ def _rebuild(core: Core, stripe: Stripe, every: list[Standing], number: int, run
         )
 
 
-def _target(core: Core, others: list[Standing], size_class: int, *, needed: int) -> Segment | None:
+def _target(
+    core: Core, others: list[Standing], size_class: int, *, is_data: bool
+) -> Segment | None:
     """A drive on a host that has no other shard.
 
-    Where there is none for data (of which so many shards are `needed`), any of a worker that can
-    read enough of others: then it is read as it was, though it protects less.
+    Where there is none for data, any other will do: it is read as it was, though it is lost
+    together with another shard.
     """
     holders = [copy.segment for other in others for copy in other.copies]
     for other in others:
@@ -149,13 +150,7 @@ def _target(core: Core, others: list[Standing], size_class: int, *, needed: int)
     hosts = {replica_counts.domain(core, segment) for segment in holders}
     roomy = with_room(core, size_class)
     apart = (s for s in roomy if replica_counts.domain(core, s) not in hosts)
-    beside = (s for s in roomy if needed and _read_by(s.worker, others) >= needed)
-    return next(apart, None) or next(beside, None)
-
-
-def _read_by(worker: str, others: list[Standing]) -> int:
-    """How many shards this worker can read from others."""
-    return sum(any(copy.segment.worker != worker for copy in other.copies) for other in others)
+    return next(apart, None) or (next(iter(roomy), None) if is_data else None)
 
 
 def _trim(core: Core, stripe: Stripe, every: list[Standing]) -> None:

@@ -108,7 +108,7 @@ def _sources(message: Ingest, session: int, pages: int, own: Container[str]) -> 
         want = "extents" if session == MOVER else "what the client itself can reach"
         raise BadValue("source", type(source).__name__, want)
     if isinstance(source, StripeSource):
-        _check_stripes(source, pages, own)
+        _check_stripes(source, pages)
     if not isinstance(source, ExtentSource | PeerSource):
         return None
     if not len(source.offsets) == len(source.generations) == pages * U64_BYTES:
@@ -138,12 +138,9 @@ def parity_asked(message: HashParity) -> StripedPage:
     return page
 
 
-def _check_stripes(source: StripeSource, pages: int, own: Container[str]) -> None:
-    """BadValue unless each page has shards of a stripe of its own, which other workers hold."""
+def _check_stripes(source: StripeSource, pages: int) -> None:
+    """BadValue unless each page has shards of a stripe of its own. Some may lie here, too."""
     if len(source.pages) != pages:
         raise BadValue("source.pages", len(source.pages), f"{pages}, one for each key")
     for page in source.pages:
         require_shards(page, source.segments)
-    for segment in source.segments:
-        if segment.segment in own:
-            raise BadValue("source.segments", segment.segment, "those of other workers")

@@ -168,13 +168,13 @@ def test_a_question_that_makes_no_sense_is_refused(why: str) -> None:
         hash_parity(at, at.spare[0], **REFUSED[why])
 
 
-def test_shards_of_its_own_are_not_taken_for_those_of_others() -> None:
+def test_a_worker_may_decode_from_a_shard_of_its_own() -> None:
     with four() as at:
         target = at.data[0]
-        source = StripeSource(refs(*at.data), (StripedPage(K, M, K, data_shards(at)),))
-        message = Pages((TO,)).ingest(target.segment, 6)
-        with pytest.raises(BadValue, match=r"source.segments: got .a-dram0., want those of other"):
-            target.leader.command(msgspec.structs.replace(message, source=source))
+        told = hash_parity(at, at.spare[0])
+        assert isinstance(told, ParityHashed)
+        checksum = int.from_bytes(told.checksums[:8], "little")
+        assert target.leader.command(parity_ingest(at, target, 0, checksum)) == Ingested(b"\0")
 
 
 def test_a_client_cannot_have_pages_decoded() -> None:

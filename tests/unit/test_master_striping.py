@@ -304,19 +304,20 @@ def test_parity_lives_as_long_as_its_stripe() -> None:
     assert all(is_whole(rig, stripe) for stripe in stripes(rig))
 
 
-def test_rebuilding_reads_nothing_of_the_worker_that_it_asks() -> None:
+def test_what_rebuilds_a_shard_is_told_where_others_lie() -> None:
     rig = pool(5)
     striped(rig, 8)
     rig.holds_moves = True
-    lose(rig, holder(rig, stripes(rig)[0], 0))
+    stripe = stripes(rig)[0]
+    lose(rig, holder(rig, stripe, 0))
     rig.pass_time(4.0)
     assert rig.moves
     for command in rig.moves:
         assert isinstance(command.message, Ingest)
         source = command.message.source
         assert isinstance(source, StripeSource)
-        target = rig.worker_of(command.message.segment).name
-        assert target not in {ref.worker for ref in source.segments}
+        holders = {ref.worker for ref in source.segments}
+        assert rig.worker_of(command.message.segment).name not in holders
         assert len(source.pages) == len(command.message.keys) // KEY_BYTES
 
 

@@ -132,7 +132,7 @@ class PeerSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class StripeSource(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """The bytes are decoded from shards that other workers hold; one entry a page.
+    """The bytes are decoded from shards that workers hold; one entry a page.
 
     For what was lost, and parity: only a master asks for it, over the worker's control connection.
     """
