@@ -10,77 +10,18 @@ import pytest
 from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.operator import ResetPolicy, SetPolicy
-from kvstore.wire.messages.reads import Lookup, MatchPrefix, Prefetch
+from kvstore.wire.messages.reads import Lookup, Prefetch
 from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from master import heat, replica_counts
-from master.events import SessionId, SessionOpened
-from master.tunables import Tunables
-from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from master.events import SessionId
+from tests.unit.hot_runs import CHAIN, PAGES, READ_A_SECOND, WINDOW_S, pool, read, reader, the_run
+from tests.unit.master_rig import chain
 from tests.unit.pools import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from master.core import Core
-    from master.run import Run
-
-PAGES = 8
-PAGE = 4096
-POOL_PAGES = 256
-"""Of each worker."""
-WINDOW_S = 10.0
-CHAIN = chain(1, PAGES)
-READ_A_SECOND = PAGES * PAGE
-"""Bytes a second, where all pages are read once a second."""
-
-
-def pool(workers: int = 4, replication: str = "enforce") -> tuple[Rig, OpenedNamespace]:
-    """Workers on hosts of their names; one run may take what four reads a second of CHAIN are."""
-    parameters = {"port_bytes_per_s": 8 * READ_A_SECOND, "window_s": WINDOW_S}
-    rig = Rig(
-        Tunables(
-            "test",
-            replicas=1,
-            replication=replication,
-            replication_parameters={} if replication == "off" else parameters,
-        )
-    )
-    for number in range(workers):
-        rig.add_worker(f"w{number}")
-    space = rig.open_namespace()
-    space.put(CHAIN)
-    return rig, space
-
-
-def the_run(rig: Rig, key: bytes = CHAIN[:KEY_BYTES]) -> Run:
-    run = rig.master.core.tree(1).get(key)
-    assert run is not None
-    return run
-
-
-def reader(rig: Rig, host: str) -> SessionId:
-    """An engine on this host."""
-    session = SessionId(9000 + len(rig.master.core.sessions))
-    rig.send(SessionOpened(session, "engine", "tenant", "reader", bytes(16), host))
-    return session
-
-
-def read(
-    rig: Rig,
-    space: OpenedNamespace,
-    a_second: int,
-    seconds: float,
-    *chains: bytes,
-    session: SessionId | None = None,
-) -> None:
-    """Match these pages so often, for so long."""
-    rig.checks = False  # of all these events, but for the last
-    for _ in range(round(seconds)):
-        rig.pass_time(1.0, 1.0)
-        for keys in (chains or (CHAIN,)) * a_second:
-            rig.ask(session or rig.engine, MatchPrefix(space.id, keys, ()))
-    rig.checks = True
-    rig.tick()
 
 
 def test_reads_are_counted_and_fade() -> None:
@@ -293,83 +234,6 @@ def test_after_a_takeover_heat_starts_anew() -> None:
     assert not rig.master.core.heat.table
     read(rig, space, 40, WINDOW_S)
     assert the_run(rig).extra == 2
-
-
-def hosts(rig: Rig) -> set[str]:
-    """Where the first page can be read."""
-    return {copy.segment.host for copy in the_run(rig).copies if copy.generation(0)}
-
-
-def test_a_replica_is_made_where_it_is_read_and_dropped_when_it_has_cooled() -> None:
-    rig, space = pool()
-    before = hosts(rig)
-    assert before != {"w3"}
-    read(rig, space, 6, 3 * WINDOW_S, session=reader(rig, "w3"))
-    assert hosts(rig) == before | {"w3"}
-    counters = rig.master.core.counters
-    assert (counters["moves_copy"], counters["copied_pages_dram"]) == (1, PAGES)
-    rig.checks = False
-    rig.pass_time(10 * WINDOW_S)
-    rig.checks = True
-    rig.settle()
-    assert len(hosts(rig)) == 1
-    assert counters["replicas_trimmed"] == PAGES
-    assert not rig.master.core.heat.table
-
-
-def test_each_reader_without_one_gets_the_next_replica() -> None:
-    rig, space = pool()
-    here = hosts(rig)
-    others = sorted(set(rig.workers) - here)
-    read(rig, space, 5, 2 * WINDOW_S, session=reader(rig, others[0]))
-    read(rig, space, 20, WINDOW_S, session=reader(rig, others[0]))
-    assert hosts(rig) == here | {others[0]}, "it has one"
-    read(rig, space, 20, 2.0, session=reader(rig, others[2]))
-    assert hosts(rig) == here | {others[0], others[2]}
-
-
-def test_a_replica_that_cannot_be_read_is_none_for_its_host() -> None:
-    rig, space = pool()
-    (here,) = hosts(rig)
-    read(rig, space, 6, 3 * WINDOW_S, session=reader(rig, "w3"))
-    assert (hosts(rig), the_run(rig).extra) == ({here, "w3"}, 1)
-    local = reader(rig, here)
-    read(rig, space, 40, 3.0, session=local)
-    assert the_run(rig).extra == 1
-    rig.workers[here].leave()
-    rig.workers[here].connect()  # what it has is still to be compared
-    read(rig, space, 40, 3.0, session=local)
-    assert the_run(rig).extra == 2
-
-
-def test_what_is_only_observed_is_not_made_until_an_operator_wants_it() -> None:
-    rig, space = pool(replication="observe")
-    read(rig, space, 6, 3 * WINDOW_S)
-    assert the_run(rig).extra == 1
-    assert len(hosts(rig)) == 1
-    ask(rig, SetPolicy("replication", "enforce", {}))
-    read(rig, space, 6, 3.0)
-    assert len(hosts(rig)) == 2
-    ask(rig, ResetPolicy("replication"))
-    read(rig, space, 6, 3 * WINDOW_S)
-    assert len(hosts(rig)) == 1
-    assert the_run(rig).extra == 1
-
-
-def test_nothing_is_let_go_for_heat() -> None:
-    rig, space = pool(2)
-    rig.checks = False
-    space.match(CHAIN)  # so that it is not what makes room
-    for number in range(10, 9 + 2 * POOL_PAGES // PAGES):
-        space.put(chain(number, PAGES))
-    read(rig, space, 1, 3.0)
-    counters = rig.master.core.counters
-    evicted = counters["pages_evicted"]
-    assert evicted > 0, "down to the low watermark"
-    read(rig, space, 20, 2 * WINDOW_S)
-    assert the_run(rig).extra == 1
-    assert 0 < counters["copied_pages_dram"] < PAGES, "up to the high one"
-    assert counters["pages_evicted"] == evicted
 
 
 def test_operators_are_told_how_much_is_wanted() -> None:
