@@ -25,7 +25,9 @@ PIP := $(PYTHON) -m pip install --constraint constraints.txt
 
 # Passed on to pytest: make test PYTEST_ARGS='-k directory'
 PYTEST_ARGS ?=
-# How many pages `make chaos` reads at least, and the seed of its faults.
+# Which pools `make chaos` puts under load, how many pages it reads of each at least, and the seed
+# of its faults.
+POOLS ?= etcd hosts
 READS ?= 1000000
 SEED ?= 1
 # QUICK=1 runs the short form of each benchmark.
@@ -37,7 +39,7 @@ help:
 	echo 'make setup   build .venv from constraints.txt (once)'
 	echo 'make demo    a pool, a prefill and a decode process on a real model'
 	echo "make test    every test; PYTEST_ARGS='-k name' selects"
-	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1'
+	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
 	echo 'make lint    format, lint, types, import contracts'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
 	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
@@ -145,7 +147,9 @@ test: setup etcd-server
 	esac
 
 chaos: setup etcd-server
-	$(PYTHON) -m tests.cluster.chaos --reads $(READS) --seed $(SEED)
+	for pool in $(POOLS); do
+	  $(PYTHON) -m tests.cluster.chaos --pool "$$pool" --reads $(READS) --seed $(SEED)
+	done
 
 lint: setup
 	echo '== ruff format'

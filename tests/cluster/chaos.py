@@ -5,6 +5,9 @@ fails, clients that put, read, remove and are killed; it goes on until so many p
 verified, in whole decks of all kinds of faults. Then all is healed, and every page that has to
 be there is read. Exit 1 when one byte was wrong, a page was lost, a client got an answer that no
 fault explains, or a call took longer than its deadline allows.
+
+`--pool hosts` is a pool of six hosts with two replicas of each page, which loses one of them, with
+its memory, after the other; in the end every page has its replicas again.
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ from typing import TYPE_CHECKING, Final
 from kvstore import Hit
 from tests.cluster.history import MISSED, Call, History, Op, digest
 from tests.cluster.load_client import SHARED, Document
-from tests.cluster.nemesis import FAULTS, deck
+from tests.cluster.nemesis import FAULTS, HOST_FAULTS, REPAIRED_S, deck
 from tests.cluster.pages import content
 from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from kvstore import OpenedNamespace, PageChain
     from tests.cluster.history import Findings
     from tests.cluster.load_process import LoadProcess
+    from tests.cluster.nemesis import Fault
     from tests.cluster.pages import Pages
 
 CLIENTS: Final = 3
-TRANSPORTS: Final = ("shm", "shm", "tcp")
 KILLED_CLIENTS_SHARE: Final = 0.15
 FAULT_MEAN_S: Final = 1.5
 FAULT_MAX_S: Final = 7.0
@@ -44,7 +47,36 @@ FAULT_MAX_S: Final = 7.0
 CALM_S: Final = (0.2, 1.2)
 CALL_SLACK_S: Final = 3.0
 """Beyond a call's deadline, on a machine of few cores that runs everything at once."""
-SHAPE: Final = Shape(masters=2, workers=2, members=3, dram="128MiB", master={"lease_ttl_s": 3.0})
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is put under load, and what may happen to it."""
+
+    shape: Shape
+    faults: Mapping[str, Fault]
+    transports: tuple[str, ...]
+    """Of each client."""
+    replicas: int = 0
+    """That clients ask for; then nothing happens before all pages have theirs."""
+
+
+POOLS: Final = {
+    "etcd": Pool(
+        Shape(masters=2, workers=2, members=3, dram="128MiB", master={"lease_ttl_s": 3.0}),
+        FAULTS,
+        ("shm", "shm", "tcp"),
+    ),
+    "hosts": Pool(
+        Shape(
+            masters=2, workers=6, members=1, master={"lease_ttl_s": 3.0, "repair_after_s": 1.0},
+            worker={"transports": ["tcp"], "scrub_bytes_per_s": "64MiB"},
+        ),
+        HOST_FAULTS,
+        ("tcp", "tcp", "tcp"),
+        replicas=2,
+    ),
+}  # fmt: skip
 
 
 @dataclass
@@ -59,6 +91,8 @@ class Result:
     lost: int
     evicted: int
     deadline_s: float
+    lacking: int = 0
+    """Pages that have fewer replicas than they are to have."""
 
     def report(self) -> Iterator[str]:
         """For people."""
@@ -70,6 +104,7 @@ class Result:
         yield f"pages read and verified {found.reads}, misses {found.misses}"
         yield f"pages with wrong bytes {found.wrong}"
         yield f"pages that had to be there {self.kept + self.lost}, lost {self.lost}"
+        yield f"pages that lack replicas in the end {self.lacking}"
         yield f"longest time without a read {found.read_gap_s:.2f} s, a put {found.put_gap_s:.2f} s"
         yield f"longest call {found.longest_s:.2f} s"
         yield f"calls that raised: {dict(found.errors) or 'none'}"
@@ -82,6 +117,7 @@ class Result:
             "wrong bytes were read": self.findings.wrong,
             "pages were lost": self.lost,
             "pages were evicted, which hides losses": self.evicted,
+            "pages lack replicas": self.lacking,
             f"a call took more than {late_s} s": self.findings.longest_s > late_s,
         }
         return [text for text, is_bad in found.items() if is_bad]
@@ -90,15 +126,19 @@ class Result:
 class Chaos:
     """One run."""
 
-    def __init__(self, rig: Rig, draw: Random) -> None:
+    def __init__(self, rig: Rig, draw: Random, pool: Pool) -> None:
         """Start the clients."""
         self._rig = rig
         self._draw = draw
+        self._pool = pool
         self._loads = [self._client(number) for number in range(CLIENTS)]
         self._faults: Counter[str] = Counter()
 
     def _client(self, number: int) -> LoadProcess:
-        return self._rig.load(number, CLIENTS, transport=TRANSPORTS[number])
+        pool = self._pool
+        return self._rig.load(
+            number, CLIENTS, transport=pool.transports[number], replicas=pool.replicas
+        )
 
     def run(self, reads: int, seconds_max: float) -> Result:
         """Whole decks of faults until `reads` pages were read, but fail after `seconds_max`."""
@@ -106,19 +146,26 @@ class Chaos:
         read = -1
         while read < reads:
             assert time.monotonic() < began_s + seconds_max, f"{read} pages read so far"
-            for kind in deck(self._draw):
+            for kind in deck(self._draw, self._pool.faults):
                 self._strike(kind)
             read = History(self._rig.calls()).check().reads
         self._rig.heal()
         until("all workers serve again", self._rig.is_serving)
         for load in self._loads:
             load.end()
+        self._await_replicas()
         return self._judge(time.monotonic() - began_s)
+
+    def _await_replicas(self) -> None:
+        """Nothing is lost by losing one host more."""
+        if self._pool.replicas:
+            until("every page has its replicas", self._rig.has_replicas, REPAIRED_S)
 
     def _strike(self, kind: str) -> None:
         """One fault, from its beginning until a little after its end."""
+        self._await_replicas()
         began_s = time.monotonic()
-        undo = FAULTS[kind](self._rig, self._draw)
+        undo = self._pool.faults[kind](self._rig, self._draw)
         self._faults[kind] += 1
         time.sleep(min(FAULT_MAX_S, self._draw.expovariate(1 / FAULT_MEAN_S)))
         undo()
@@ -145,12 +192,13 @@ class Chaos:
             lost=len(expected - seen),
             evicted=status.counters.get("pages_evicted", 0),
             deadline_s=self._loads[0].load.timeout_s,
+            lacking=self._rig.lacking() if self._pool.replicas else 0,
         )
 
     def _last_reads(self) -> Iterator[Call]:
         """Read every page that any client may have put."""
         load = self._loads[0].load
-        with self._rig.pages() as pages:
+        with self._rig.pages(self._pool.transports[0]) as pages:
             opened = pages.store.open(content(load.model, load.page_bytes), pages.layout())
             for owner in range(SHARED, CLIENTS):
                 for number in range(load.documents):
@@ -176,16 +224,18 @@ def _read_all(pages: Pages, opened: OpenedNamespace, chain: PageChain) -> Call:
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pool", choices=POOLS, default="etcd", help="what is put under load")
     parser.add_argument("--reads", type=int, default=1_000_000, help="pages to read at least")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds-max", type=float, default=1800, help="give up after that")
     given = parser.parse_args()
-    print(f"seed {given.seed}", flush=True)
+    pool = POOLS[given.pool]
+    print(f"pool {given.pool}, seed {given.seed}", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="kvharbor-chaos-") as folder,
-        Rig(Path(folder) / "pool", SHAPE) as rig,
+        Rig(Path(folder) / "pool", pool.shape) as rig,
     ):
-        result = Chaos(rig, Random(given.seed)).run(given.reads, given.seconds_max)
+        result = Chaos(rig, Random(given.seed), pool).run(given.reads, given.seconds_max)
     print("\n".join(result.report()))
     verdicts = result.verdicts()
     print(f"seed {given.seed}: {'; '.join(verdicts) or 'all is well'}")

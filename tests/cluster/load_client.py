@@ -65,6 +65,8 @@ class Load(msgspec.Struct, frozen=True):
     """Of each client."""
     timeout_s: float = 10.0
     """Of every call."""
+    replicas: int = 0
+    """Which puts ask for, and wait for: a page with fewer counts as refused. 0: as pages get."""
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -131,7 +133,10 @@ class Client:
 
         def put() -> list[str]:
             offsets = self._offsets(len(chain))
-            outcomes = self._store.put(self._opened, chain, self._room, offsets)
+            replicas = self._load.replicas
+            outcomes = self._store.put(
+                self._opened, chain, self._room, offsets, replicas=replicas, strict=replicas > 0
+            )
             words = {Stored: STORED, AlreadyThere: THERE}
             return [words.get(type(outcome), REFUSED) for outcome in outcomes]
 

@@ -9,8 +9,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kvstore.wire.messages.relocation import (
+    CancelRelocation,
+    RelocationKind,
+    Relocations,
+    StartRelocation,
+)
+from tests.cluster import segment_files
+from tests.cluster.servers import until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from tests.cluster.rig import Rig
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
     Fault = Callable[[Rig, Random], Undo]
 
 DELAY_MAX_S: Final = 0.05
+REPAIRED_S: Final = 60.0
+"""Long enough for a machine that has much else to do."""
 FRAGILE_BYTES_MAX: Final = 200_000
 """The value of a chunk has to come through now and then, else nobody ever stores or loads it."""
 
@@ -87,6 +98,48 @@ def _cut(proxy: TcpProxy) -> None:
     proxy.cut()
 
 
+def _host_lost(rig: Rig, draw: Random) -> Undo:
+    """A worker and its memory are gone: what comes again is empty."""
+    number = draw.randrange(len(rig.workers))
+    rig.workers[number].kill()
+    rig.segment_file(number).unlink()
+    return rig.workers[number].launch
+
+
+def _host_gone(rig: Rig, draw: Random) -> Undo:
+    """The same, and the others make up for it before it comes again."""
+    number = draw.randrange(len(rig.workers))
+    rig.workers[number].kill()
+    rig.segment_file(number).unlink()
+    until("it is lost", lambda: rig.state_of(f"w{number}") == "lost", REPAIRED_S)
+    until("the others have its pages", rig.has_replicas, REPAIRED_S)
+    return rig.workers[number].launch
+
+
+def _drained(rig: Rig, draw: Random) -> Undo:
+    """A worker is emptied, and only then lost."""
+    number = draw.randrange(len(rig.workers))
+    wish = StartRelocation(RelocationKind.DRAIN, source=f"w{number}")
+    (row,) = rig.ask(wish, Relocations).rows
+    until("it is drained", lambda: rig.state_of(f"w{number}") == "drained", REPAIRED_S)
+    assert not list(segment_files.sealed(rig.segment_file(number)))  # I36
+    rig.workers[number].kill()
+    rig.segment_file(number).unlink()
+
+    def undo() -> None:
+        rig.workers[number].launch()
+        rig.ask(CancelRelocation(row.id), Relocations)
+
+    return undo
+
+
+def _spoilt(rig: Rig, draw: Random) -> Undo:
+    """Bits turn over in a worker's memory, until it has found them."""
+    path = rig.segment_file(draw.randrange(len(rig.workers)))
+    segment_files.spoil(path, draw)
+    return lambda: until("nothing spoilt is left", lambda: not segment_files.damaged(path))
+
+
 def _leader(rig: Rig) -> Server:
     return rig.masters[rig.leader()]
 
@@ -126,8 +179,23 @@ FAULTS: Final[dict[str, Fault]] = {
 }
 
 
-def deck(draw: Random) -> list[str]:
+HOST_FAULTS: Final[dict[str, Fault]] = {
+    "host lost": _host_lost,
+    "host gone": _host_gone,
+    "worker drained": _drained,
+    "memory spoilt": _spoilt,
+    **{
+        name: FAULTS[name]
+        for name in (
+            "worker killed", "worker stopped", "worker ended", "leader killed", "leader stopped",
+        )
+    },
+}  # fmt: skip
+"""Those that replicas are for: each takes one host's pages at most, and leaves nothing else."""
+
+
+def deck(draw: Random, faults: Mapping[str, Fault] = FAULTS) -> list[str]:
     """The names of all faults once, in an order that is drawn."""
-    names = sorted(FAULTS)
+    names = sorted(faults)
     draw.shuffle(names)
     return names

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.chaos import CALL_SLACK_S, Result
 from tests.cluster.history import Findings
-from tests.cluster.nemesis import FAULTS, deck
+from tests.cluster.nemesis import FAULTS, HOST_FAULTS, deck
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.cluster.nemesis import Fault
 
 DEADLINE_S = 10.0
 
 
-def result(findings: Findings | None = None, lost: int = 0, evicted: int = 0) -> Result:
+def result(
+    findings: Findings | None = None, lost: int = 0, evicted: int = 0, lacking: int = 0
+) -> Result:
     kinds = Counter(list(FAULTS))
-    return Result(60.0, kinds, findings or Findings(), 7, lost, evicted, DEADLINE_S)
+    return Result(60.0, kinds, findings or Findings(), 7, lost, evicted, DEADLINE_S, lacking)
 
 
 def test_a_good_run() -> None:
@@ -31,6 +39,7 @@ def test_a_good_run() -> None:
         (result(Findings(wrong=1)), "wrong bytes"),
         (result(lost=1), "lost"),
         (result(evicted=1), "evicted"),
+        (result(lacking=1), "lack replicas"),
         (result(Findings(longest_s=DEADLINE_S + CALL_SLACK_S + 0.1)), "more than 13.0 s"),
     ],
 )
@@ -48,9 +57,12 @@ def test_the_report_says_what_was_found() -> None:
     assert all(any(kind in line for line in lines) for kind in FAULTS)
 
 
-def test_each_deck_has_every_fault_once_in_an_order_of_the_seed() -> None:
+@pytest.mark.parametrize("faults", [FAULTS, HOST_FAULTS], ids=["etcd", "hosts"])
+def test_each_deck_has_every_fault_once_in_an_order_of_the_seed(
+    faults: Mapping[str, Fault],
+) -> None:
     draw = Random(3)
-    first, second = deck(draw), deck(draw)
-    assert sorted(first) == sorted(second) == sorted(FAULTS)
+    first, second = deck(draw, faults), deck(draw, faults)
+    assert sorted(first) == sorted(second) == sorted(faults)
     assert first != second
-    assert first == deck(Random(3))
+    assert first == deck(Random(3), faults)
