@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from kvstore.wire.messages.reads import PinTotals, Status
+    from kvstore.wire.messages.reads import PinTotals, Status, StripeTotals
 
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
 """Invariant I27: nothing in the loop over 50 ms."""
@@ -102,6 +102,7 @@ class MasterCollector(Collector):
         yield from _segments(status)
         yield from _tiers(status)
         yield from _pins(status.pins)
+        yield from _stripes(status.stripes)
         yield from _metadata(status, counts)
         yield from _shell(counts)
 
@@ -211,6 +212,16 @@ def _pins(pins: PinTotals) -> Iterator[Metric]:
     held.add_metric(["soft"], pins.soft_bytes)
     held.add_metric(["hard"], pins.hard_bytes)
     yield held
+
+
+def _stripes(totals: StripeTotals) -> Iterator[Metric]:
+    gauges = {
+        "stripes": ("Stripes of cold pages.", totals.stripes),
+        "stripes_waiting": ("Stripes that lack a shard, or may.", totals.waiting),
+        "parity_bytes": ("Of all stripes together.", totals.parity_bytes),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)
 
 
 def _metadata(status: Status, counts: ShellCounts) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from kvstore.wire.messages.reads import (
     SegmentStatus,
     Status,
     StoredChunks,
+    StripeTotals,
     TierStatus,
     WorkerStatus,
 )
@@ -54,6 +55,7 @@ def status(core: Core) -> Status:
         IN_DOUBT if core.is_in_doubt else Standing.LEADING.value,
         core.tunables.where,
         _stored(core),
+        _stripes(core),
     )
 
 
@@ -61,6 +63,12 @@ def _stored(core: Core) -> StoredChunks:
     saving = core.saving
     chunks = sum(map(len, saving.stored.values()))
     return StoredChunks(chunks, saving.dirty, saving.behind_s(core.now))
+
+
+def _stripes(core: Core) -> StripeTotals:
+    stripes = core.stripes
+    lacks = stripes.lacks if core.erasure.policy.code is not None else ""
+    return StripeTotals(len(stripes), stripes.parity_bytes, len(stripes.pending), lacks)
 
 
 def _pins(pins: Pins) -> PinTotals:

@@ -109,12 +109,14 @@ class Stripes:
 
     __slots__ = (
         "_members", "_numbers", "_wakeup", "by_number", "candidates", "lacks", "look_at_s",
-        "making", "parity", "pending", "place", "turn",
+        "making", "parity", "parity_bytes", "pending", "place", "turn",
     )  # fmt: skip
 
     def __init__(self, wakeup: Wakeup) -> None:
         """None; `wakeup` hears of looks."""
         self._wakeup = wakeup
+        self.parity_bytes = 0
+        """Of all stripes together."""
         self.by_number: dict[int, Stripe] = {}
         self._members: dict[tuple[int, int], dict[bytes, Stripe]] = {}
         """By namespace and part, then by key."""
@@ -170,6 +172,7 @@ class Stripes:
     def add(self, stripe: Stripe) -> None:
         """Enter it; none of its members is in another."""
         self.by_number[stripe.number] = stripe
+        self.parity_bytes += stripe.m * stripe.part_bytes
         self.parity = stripe.members[stripe.k].namespace
         for member in stripe.members:
             keys = self._members.setdefault((member.namespace, member.part), {})
@@ -179,6 +182,7 @@ class Stripes:
     def remove(self, stripe: Stripe) -> None:
         """Forget it."""
         del self.by_number[stripe.number]
+        self.parity_bytes -= stripe.m * stripe.part_bytes
         self.pending.pop(stripe, None)
         for member in stripe.members:
             del self._members[member.namespace, member.part][member.key]

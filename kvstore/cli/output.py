@@ -141,6 +141,12 @@ def print_status(status: Status) -> None:
     if stored.behind_s > BEHIND_SHOWN_S:
         late = f"{stored.dirty} chunks wait, the first for {stored.behind_s:.0f} s"
         console.print(Text(f"metadata is not stored in time: {late}"))
+    if status.stripes.stripes:
+        parity, waiting = size_text(status.stripes.parity_bytes), status.stripes.waiting
+        text = f"{status.stripes.stripes} stripes of cold pages, with {parity} of parity"
+        console.print(Text(f"{text}; {waiting} are being made whole" if waiting else text))
+    if status.stripes.lacks:
+        console.print(Text(f"no stripes are made: {status.stripes.lacks}"))
     if status.pins.pins:
         soft, hard = map(size_text, (status.pins.soft_bytes, status.pins.hard_bytes))
         console.print(Text(f"{status.pins.pins} pins: {soft} held softly, {hard} hard"))

@@ -16,6 +16,7 @@ from kvstore.wire.messages.reads import (
     SegmentStatus,
     Status,
     StoredChunks,
+    StripeTotals,
     TierStatus,
     WorkerStatus,
 )
@@ -41,6 +42,7 @@ STATUS = Status(
     ),
     counters={"hits": 8, "misses": 2},
     pins=PinTotals(2, 9, 1 << 20, 3 << 20), master="m1", stored=StoredChunks(9, 2, 12.4),
+    stripes=StripeTotals(7, 5 << 20, 2, "k + m: got 6, want at most 4: so many hosts lend drives"),
 )  # fmt: skip
 
 

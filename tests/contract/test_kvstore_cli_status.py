@@ -38,6 +38,8 @@ def test_status_for_people(master: str) -> None:
         "w[red]1", "live", "tcp 127.0.0.1:1", "w-dram", "1 GiB", "768 MiB", "256 MiB", "serving",
         "segment w-nvme is failed: read at 4096: EIO", "hits", "tiers", "512 GiB", "1.5",
         "2 pins: 1 MiB held softly, 3 MiB hard",
+        "7 stripes of cold pages, with 5 MiB of parity; 2 are being made whole",
+        "no stripes are made: k + m: got 6, want at most 4: so many hosts lend drives",
         "r1", "z1",
         "metadata is not stored in time: 2 chunks wait, the first for 12 s",
     ):  # fmt: skip

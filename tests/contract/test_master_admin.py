@@ -13,6 +13,7 @@ from kvstore.wire.messages.reads import (
     SegmentStatus,
     Status,
     StoredChunks,
+    StripeTotals,
     TierStatus,
     WorkerStatus,
 )
@@ -42,6 +43,7 @@ STATUS = Status(
     counters={"hits": 8, "misses": 2, "chunk_rows_written": 64, "chunk_bytes_written": 2648},
     pins=PinTotals(2, 9, 4096, 12_288),
     stored=StoredChunks(5, 2, 0.25),
+    stripes=StripeTotals(7, 8192, 1),
 )
 
 
@@ -115,6 +117,9 @@ def test_metrics_are_prometheus_text() -> None:
             'kvharbor_tier_copies_evicted_total{tier="dram"} 3.0',
             'kvharbor_tier_moved_bytes_total{tier="dram"} 2000.0',
             "kvharbor_pins 2.0",
+            "kvharbor_stripes 7.0",
+            "kvharbor_stripes_waiting 1.0",
+            "kvharbor_parity_bytes 8192.0",
             "kvharbor_metadata_chunks 5.0",
             "kvharbor_metadata_chunks_dirty 2.0",
             "kvharbor_metadata_behind_seconds 0.25",

@@ -10,10 +10,11 @@ import pytest
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.membership import ReportDamage
 from kvstore.wire.messages.puts import Ingest, StripeSource
-from kvstore.wire.messages.reads import RenewLease
+from kvstore.wire.messages.reads import RenewLease, StripeTotals
 from master import degraded, replica_counts
 from master import stripes as book
 from master.packed import word
+from master.status import status
 from tests.unit.striped_pools import (
     COLD_AFTER_S,
     data_of,
@@ -51,6 +52,8 @@ def test_cold_pages_are_striped_over_hosts_that_differ() -> None:
     assert len(made) >= 3
     assert all(is_whole(rig, stripe) for stripe in made)
     assert {stripe.spare for stripe in made} == {2}
+    totals = status(rig.master.core).stripes
+    assert totals == StripeTotals(len(made), 2 * len(made) * PAGE, 0)
     assert used(rig) == (24 + 2 * len(made)) * PAGE, "two parts of parity for each four"
 
 
@@ -76,8 +79,9 @@ def test_with_too_few_hosts_none_are_made_and_both_numbers_are_told() -> None:
     rig = pool(5, tunables(4, 2))
     striped(rig, 24)
     assert stripes(rig) == []
-    assert rig.master.core.stripes.lacks == (
-        "k + m: got 6, want at most 5: so many hosts lend drives"
+    totals = status(rig.master.core).stripes
+    assert totals == StripeTotals(
+        0, 0, 0, "k + m: got 6, want at most 5: so many hosts lend drives"
     )
 
 

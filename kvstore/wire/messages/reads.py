@@ -220,6 +220,18 @@ class StoredChunks(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How long the one that waits longest has been due."""
 
 
+class StripeTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Cold pages that are kept by parity."""
+
+    stripes: int = 0
+    parity_bytes: int = 0
+    """Of all their parity together, as far as it was made."""
+    waiting: int = 0
+    """Stripes that lack a shard, or may."""
+    lacks: str = ""
+    """Why none are made although they are wanted."""
+
+
 class Status(Message, frozen=True, tag=67):
     """The pool at one moment, for people and programs."""
 
@@ -244,3 +256,4 @@ class Status(Message, frozen=True, tag=67):
     leader: tuple[str, ...] = ()
     """Addresses of the master that leads, where they are known."""
     stored: StoredChunks = StoredChunks()
+    stripes: StripeTotals = StripeTotals()
