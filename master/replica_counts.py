@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
     from master.segments import Segment
 
+BEATS_MISSED: Final = 2
+"""Heartbeats after which a worker may well be dead."""
 _IS_OPEN: Final = bytes(int(state == OPEN) for state in range(256))
 
 
@@ -98,6 +100,20 @@ def staying(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
         if copy.segment.readable and not copy.segment.drained and copy.segment.worker != leaves
     )
     return _sum(run, _masks(core, run, copies))
+
+
+def are_heard(core: Core, run: Run) -> bool:
+    """Whether all whose copies of a run can be read were heard of lately.
+
+    Nothing is to be let go for the sake of a copy whose worker may be dead, and not lost yet.
+    """
+    since_s = core.now - BEATS_MISSED * core.tunables.heartbeat_interval_s
+    readable = {copy.segment: None for copy in run.copies if copy.segment.readable}
+    readable.pop(core.stripes.place, None)
+    return all(
+        segment.session is not None and core.workers[segment.worker].heard_s >= since_s
+        for segment in readable
+    )
 
 
 def _plus(counts: bytes, more: bytes) -> bytes:

@@ -11,7 +11,7 @@ from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import NamespaceReplicas, ReplicaReport
 from master import heat, namespaces
-from master.replication import SURPLUS
+from master.repairing import SURPLUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kvstore.wire.messages.membership import ReportSegment
+import pytest
+
+from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
 from kvstore.wire.messages.reads import Lookup
+from kvstore.wire.messages.relocation import StartRelocation
+from kvstore.wire.messages.replicas import SetReplicas
+from master.events import CommandAnswered
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
@@ -66,3 +71,75 @@ def test_no_more_room_is_made_than_copies_want() -> None:
     rig.pass_time(5.0)
     assert got(rig, chain(9, 1)) == [2]
     assert rig.master.core.counters["copies_evicted_dram"] == 1, "one page of eight parts"
+
+
+@pytest.mark.parametrize("worker", ["w1", "w2"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_no_replica_goes_for_the_sake_of_one_whose_worker_may_be_dead(
+    worker: str, *, is_cut: bool
+) -> None:
+    rig = rig_of("w1", "w2")
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(0.5)
+    assert got(rig) == [2] * PAGES
+    rig.ask(rig.open("operator", "", "kvharbor"), SetReplicas(space.id, 1))
+    rig.pass_time(13.5)
+    dead = rig.workers[worker]
+    if is_cut:
+        rig.pass_time(1.0)
+        dead.leave()
+    else:
+        dead.session = None  # a machine that is gone: its connection seems to be there
+    rig.pass_time(10.0)
+    assert rig.master.core.counters["workers_lost"] == 1
+    assert space.probe(KEYS) == b"\1" * PAGES
+    dead.connect()
+    dead.offer()
+    dead.ask(InventoryEnd(dead.segment, dead.incarnation))
+    rig.pass_time(60.0)
+    assert got(rig) == [1] * PAGES, "both are there: one too many"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pages_whose_worker_was_away_for_a_moment_are_not_forgotten(*, is_there: bool) -> None:
+    rig = rig_of("w1", "w2")
+    space = rig.open_namespace()
+    rig.holds_moves = True
+    space.put(KEYS)
+    rig.pass_time(0.3)
+    rig.holds_moves = False
+    worker = rig.workers[run_of(rig).copies[0].segment.worker]
+    worker.leave()
+    worker.connect()
+    (move,) = rig.moves
+    rig.send(CommandAnswered(move.command, None))  # the copy has failed
+    rig.pass_time(2.0)
+    (need,) = rig.master.core.replication.queue
+    assert need.presses
+    if is_there:
+        worker.offer()
+        worker.ask(InventoryEnd(worker.segment, worker.incarnation))
+    else:
+        worker.leave()
+    rig.pass_time(4.0)
+    assert not len(rig.master.core.replication.queue)
+    if is_there:
+        assert got(rig) == [2] * PAGES
+
+
+def test_a_drain_waits_where_all_that_is_left_may_be_dead() -> None:
+    rig = rig_of("w1", "w2", "w3")
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(0.5)
+    drained, dead = (copy.segment.worker for copy in run_of(rig).copies)
+    operator = rig.open("operator", "", "kvharbor")
+    rig.ask(operator, SetReplicas(space.id, 1))
+    rig.workers[dead].session = None
+    rig.pass_time(1.2)
+    rig.ask(operator, StartRelocation("drain", source=drained))
+    rig.pass_time(8.0)
+    assert rig.master.core.counters["workers_lost"] == 1
+    assert space.probe(KEYS) == b"\1" * PAGES
+    assert {copy.segment.worker for copy in run_of(rig).copies}.isdisjoint({drained, dead})
