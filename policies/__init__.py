@@ -1,1 +1,4 @@
-"""Pure decisions: eviction, admission, placement, replication. No I/O, no clock, no randomness of their own."""
+"""Pure decisions: eviction, admission, placement, replication.
+
+No I/O, no clock, no randomness of their own.
+"""
