@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
     from master.segments import Segment
 
-EXTENTS_PER_STEP: Final = 256
-RUNS_PER_STEP: Final = 16
+EXTENTS_PER_STEP: Final = 128
+RUNS_PER_STEP: Final = 8
 """Judged, which costs up to 0.1 ms each."""
 KEYS_PER_STEP: Final = 256
 COPYING_MAX: Final = 32
@@ -52,6 +52,8 @@ class Visit:
         self.is_unfinished = False
         """Whether something has to be looked at again."""
         self.stuck = Amount()
+        self.steps = 0
+        """That it took."""
         self._has_targets = False
 
     def why_not(self, core: Core) -> str:
@@ -73,6 +75,11 @@ class Visit:
 
     def all(self) -> Iterator[float]:
         """In steps; when to go on, after each."""
+        for at_s in self._everything():
+            self.steps += 1
+            yield at_s
+
+    def _everything(self) -> Iterator[float]:
         if self._relocation.wish.keys:
             yield from self._named_pages()
             return
@@ -93,7 +100,7 @@ class Visit:
             for stretch in tree.stretches(keys):
                 for copy in stretch.run.copies:
                     if self._is_source(copy.segment):
-                        at_s = max(at_s, self._judge(stretch, copy))
+                        at_s = max(at_s, self.judge(stretch, copy))
             yield at_s
 
     def _segment(self, segment: Segment) -> Iterator[float]:
@@ -117,13 +124,13 @@ class Visit:
                 copy = run.copy_at(segment, run.page_of(key), chunk.offset(slot))
                 if (run, copy.part) not in seen:
                     seen.add((run, copy.part))
-                    at_s = self._judge(Stretch(0, len(run), run, 0), copy)
+                    at_s = self.judge(Stretch(0, len(run), run, 0), copy)
                     if at_s > self._core.now:
                         yield at_s
         if not segment.takes_orders and segment.state is not SegmentState.LOST:
             self.is_unfinished = True
 
-    def _judge(self, stretch: Stretch, copy: Copy) -> float:
+    def judge(self, stretch: Stretch, copy: Copy) -> float:
         """Do what can be done about this copy of these pages; when to go on."""
         core, relocation, run = self._core, self._relocation, stretch.run
         if len(relocation.copying) >= COPYING_MAX:

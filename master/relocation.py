@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 AGAIN_S: Final = 0.05
 REST_S: Final = 1.0
 """After a look at everything that began nothing, and of what waits for an event."""
+REST_OF_STEP_S: Final = 0.01
+"""Besides, for each step that it took: so what is stuck is no burden, however much it is."""
 _RUNNING: Final = RelocationState.RUNNING
 
 
@@ -108,7 +110,10 @@ def _walk(core: Core, relocation: Relocation) -> Iterator[float]:
             relocation.state, relocation.walk = RelocationState.DONE, None
             core.note(f"worker {relocation.wish.source} is drained: nothing lies there any more")
             return
-        yield core.now + (AGAIN_S if visit.begun else REST_S)
+        rest_s = REST_S + visit.steps * REST_OF_STEP_S
+        again_s = core.now + (AGAIN_S if visit.begun else rest_s)
+        while core.now < again_s:  # it is woken by what it has begun before, too
+            yield again_s
 
 
 def _is_done(core: Core, relocation: Relocation) -> bool:

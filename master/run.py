@@ -213,7 +213,9 @@ class Run(msgspec.Struct, gc=False, eq=False):
         return merged.to_bytes(len(self), "little")
 
     def covered(self, segment: Segment) -> bytes:
-        """One byte a page: 1 where no copy in `segment` is the last readable one of its part."""
+        """One byte a page: 1 where no copy in `segment` is the last one of its part that is readable
+        and to stay.
+        """
         pages = len(self)
         bare = 0
         for copy in self.copies:

@@ -1,76 +1,28 @@
-"""Relocations: what a drain, a copy and a move leave where, and that no page is lost on the way."""
+"""Drains: what they leave where, that no page is lost, and how often what is stuck is looked at."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.wire.messages.pins import PagesPinned, PinPages
-from kvstore.wire.messages.relocation import (
-    CancelRelocation,
-    GetRelocations,
-    RelocationRow,
-    Relocations,
-    RelocationState,
-    StartRelocation,
-)
-from master import relocating
+from kvstore.wire.messages.relocation import CancelRelocation, Relocations, RelocationState
+from master import relocating, relocation
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
-from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.master_rig import Rig, chain
+from tests.unit.relocation_rig import PAGES_OF_CHUNK, holders, is_empty, made, put_at, row_of, start
 
-PAGES_OF_CHUNK = 16
-
-
-def made(*chunks: int, tunables: Tunables | None = None) -> Rig:
-    """Workers w1, w2, … with so many chunks each; each page is put once."""
-    rig = Rig(tunables or Tunables(cluster="test", replicas=1))
-    for number, count in enumerate(chunks, 1):
-        rig.add_worker(f"w{number}", chunks=count)
-    return rig
+if TYPE_CHECKING:
+    from master.directory import Stretch
+    from master.run import Copy
 
 
 @pytest.fixture
 def rig() -> Rig:
     return made(16, 16, 16)
-
-
-def start(rig: Rig, kind: str, **wish: object) -> RelocationRow:
-    operator = rig.open("operator", "", "kvharbor")
-    reply = rig.ask(operator, StartRelocation(kind, **wish))  # type: ignore[arg-type]  # one each
-    assert isinstance(reply, Relocations), reply
-    (row,) = reply.rows
-    return row
-
-
-def row_of(rig: Rig, number: str) -> RelocationRow:
-    operator = rig.open("operator", "", "kvharbor")
-    reply = rig.ask(operator, GetRelocations(number))
-    assert isinstance(reply, Relocations), reply
-    (row,) = reply.rows
-    return row
-
-
-def holders(space: OpenedNamespace, keys: bytes) -> set[str]:
-    """Workers that some of these pages are found at."""
-    return {ref.worker for ref in space.match(keys, lease=False).segments}
-
-
-def put_at(rig: Rig, space: OpenedNamespace, worker: str, keys: bytes) -> None:
-    """Put a chain at one worker, whatever is free elsewhere."""
-    segments = rig.master.core.segments.values()
-    for segment in segments:
-        segment.drained = segment.worker != worker
-    rig.master.core.rankings.clear()
-    rig.checks = False
-    space.put(keys)
-    for segment in segments:
-        segment.drained = rig.master.core.relocations.drain_of(segment.worker) is not None
-    rig.master.core.rankings.clear()
-    rig.checks = True
-
-
-def is_empty(rig: Rig, worker: str) -> bool:
-    return not rig.workers[worker].records
 
 
 def test_a_drain_copies_what_lies_nowhere_else_and_leaves_nothing(rig: Rig) -> None:
@@ -254,71 +206,6 @@ def test_a_drained_worker_that_starts_anew_stays_empty(rig: Rig) -> None:
     assert row_of(rig, row.id).state == "done"
 
 
-def test_a_copy_makes_one_more_replica_and_ends(rig: Rig) -> None:
-    space = rig.open_namespace()
-    put_at(rig, space, "w1", KEYS)
-    row = start(rig, "copy", namespace=space.id, target="w3")
-    assert row.left_pages == 8
-    rig.pass_time(3.0)
-    row = row_of(rig, row.id)
-    assert (row.state, row.done_pages, row.left_pages) == ("done", 8, 0)
-    assert rig.workers["w3"].records
-    assert rig.workers["w1"].records
-    assert not any(key.startswith("relocations/") for key in rig.store)
-
-
-def test_a_move_takes_the_named_pages_along_and_no_others(rig: Rig) -> None:
-    space = rig.open_namespace()
-    for number in range(2):
-        put_at(rig, space, "w1", chain(number, 8))
-    row = start(rig, "move", source="w1", target="w2", namespace=space.id, keys=chain(1, 8)[:128])
-    rig.pass_time(15.0)
-    assert row_of(rig, row.id).state == "done"
-    assert holders(space, chain(0, 8)) == {"w1"}
-    assert len(rig.workers["w2"].records) == 4
-    assert len(rig.workers["w1"].records) == 12
-    assert space.probe(chain(1, 8)) == b"\1" * 8
-
-
-def test_a_move_of_all_that_a_worker_has(rig: Rig) -> None:
-    space, other = rig.open_namespace(), rig.open_namespace(2)
-    put_at(rig, space, "w1", KEYS)
-    start(rig, "move", source="w1", target="w2", namespace=other.id)
-    rig.pass_time(3.0)
-    assert not rig.workers["w2"].records
-    row = start(rig, "move", source="w1", target="w2")
-    rig.pass_time(15.0)
-    assert row_of(rig, row.id).state == "done"
-    assert holders(space, KEYS) == {"w2"}
-    assert is_empty(rig, "w1")
-
-
-def test_a_move_without_a_source_leaves_the_replicas_that_are_wanted() -> None:
-    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
-    space = rig.open_namespace()
-    space.put(KEYS)
-    rig.pass_time(5.0)
-    (target,) = {"w1", "w2", "w3"} - holders(space, KEYS)
-    row = start(rig, "move", namespace=space.id, target=target)
-    rig.pass_time(15.0)
-    assert row_of(rig, row.id).state == "done"
-    found = holders(space, KEYS)
-    assert target in found
-    assert len(found) == 2
-
-
-def test_a_page_is_copied_once_however_many_wish_it(rig: Rig) -> None:
-    space = rig.open_namespace()
-    put_at(rig, space, "w1", KEYS)
-    rig.holds_moves = True
-    start(rig, "copy", namespace=space.id, target="w2")
-    rig.pass_time(1.0)
-    start(rig, "copy", source="w1", target="w2")
-    start(rig, "drain", source="w1")
-    rig.pass_time(2.0)
-    assert len(rig.moves) == 1
-
-
 def test_one_step_does_a_bounded_part(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relocating, "RUNS_PER_STEP", 1)
     monkeypatch.setattr(relocating, "COPYING_MAX", 1)
@@ -348,30 +235,26 @@ def test_rates_and_the_time_that_is_left(rig: Rig) -> None:
     assert row.eta_s == pytest.approx(row.left_bytes / row.bytes_per_s)
 
 
-def test_a_copy_of_some_pages_asks_for_no_more_replicas_of_the_others() -> None:
-    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
-    space = rig.open_namespace()
-    space.put(KEYS)
-    rig.pass_time(5.0)
-    (target,) = {"w1", "w2", "w3"} - holders(space, KEYS)
-    middle = KEYS[2 * 32 : 5 * 32]
-    row = start(rig, "copy", namespace=space.id, keys=middle, target=target)
-    rig.pass_time(40.0)
-    assert row_of(rig, row.id).state == "done"
-    tree = rig.master.core.tree(space.ordinal)
-    asked = [(stretch.count, stretch.run.replicas) for stretch in tree.stretches(KEYS)]
-    assert asked == [(2, 0), (3, 3), (3, 0)]
-    assert len(rig.workers[target].records) == 3
+def test_what_is_stuck_is_looked_at_the_less_often_the_more_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relocating, "EXTENTS_PER_STEP", 1)
+    monkeypatch.setattr(relocation, "REST_OF_STEP_S", 0.25)
+    pool = made(4, 1, tunables=Tunables(cluster="test", replicas=1, pin_quota=1.0))
+    looks: list[float] = []
+    judge = relocating.Visit.judge
 
+    def counted(self: relocating.Visit, stretch: Stretch, copy: Copy) -> float:
+        looks.append(pool.now)
+        return judge(self, stretch, copy)
 
-def test_what_a_move_leaves_short_of_replicas_is_noted() -> None:
-    rig = made(16, 16, 16, tunables=Tunables(cluster="test", replicas=2))
-    space = rig.open_namespace()
-    space.put(KEYS)
-    rig.pass_time(5.0)
-    first, second = sorted(holders(space, KEYS))
-    row = start(rig, "move", source=first, target=second)
-    rig.pass_time(3.0)
-    assert row_of(rig, row.id).state == "done"
-    rig.pass_time(5.0)
-    assert len(holders(space, KEYS)) == 2
+    monkeypatch.setattr(relocating.Visit, "judge", counted)
+    space = pool.open_namespace()
+    put_at(pool, space, "w1", chain(1, 32))
+    reply = pool.ask(pool.engine, PinPages(space.id, chain(1, 32), "o", True, 600.0))
+    assert isinstance(reply, PagesPinned)
+    start(pool, "drain", source="w1")
+    pool.pass_time(30.0)
+    begun = sorted(set(looks))[-6:]
+    gaps = [later - earlier for earlier, later in pairwise(begun)]
+    assert max(gaps) == pytest.approx(relocation.REST_S + 16 * 0.25, abs=0.5)
