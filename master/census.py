@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
     from master.core import Core
     from master.directory import Tree
+    from master.replica_counts import Held
     from master.run import Run
 
 
 RETRY_S: Final = 0.25
+COUNT_EVERY_S: Final = 300.0
+"""For metrics: a scan costs a second of a core a million pages."""
 
 
 class Count(msgspec.Struct, eq=False):
@@ -42,7 +45,7 @@ class Count(msgspec.Struct, eq=False):
 class Census:
     """What the last scan found, and who waits for the next one."""
 
-    __slots__ = ("_asked", "by_namespace", "counted_s", "is_running", "number")
+    __slots__ = ("_asked", "by_namespace", "counted_s", "is_running", "next_s", "number")
 
     def __init__(self) -> None:
         """Nothing was counted."""
@@ -53,6 +56,8 @@ class Census:
         """By ordinal; those without pages are left out."""
         self.counted_s = -inf
         """When that scan ended."""
+        self.next_s = inf
+        """When pages are counted anew though nobody asks."""
         self._asked: list[Callable[[], None]] = []
 
     def ask(self, core: Core, answer: Callable[[], None]) -> None:
@@ -67,6 +72,9 @@ class Census:
         if due and any(s.state is SegmentState.JOINING for s in core.segments.values()):
             due = []
         is_drained = state.queue.is_cut and len(state.queue) <= NEEDS_MAX // 2
+        if core.now >= self.next_s:
+            self.next_s = inf
+            self._asked.append(_nobody)
         if not self.is_running and (due or is_drained or self._asked):
             presses = any(state.scans.pop(second) for second in due)
             state.queue.is_cut = False
@@ -91,10 +99,16 @@ class Census:
             if count.pages:
                 found[known.ordinal] = count
         self.by_namespace, self.counted_s, self.is_running = found, core.now, False
+        if core.replication.is_needed:
+            self.next_s = core.now + COUNT_EVERY_S
         core.counters["replica_scans"] += 1
         core.replication.look(core.now)
         for answer in asked:
             answer()
+
+
+def _nobody() -> None:
+    """Needs no answer."""
 
 
 def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -> None:
@@ -106,9 +120,9 @@ def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -
     count.got.update(counts)
     lacking = sum([each < wanted for each in counts])
     if lacking:
-        places = repairable(core, tree, run, wanted).count(1)
         count.lacking += lacking
-        count.without_host += max(0, lacking - places)
+        count.without_host += _some_part(core, tree, run, wanted, replica_counts.stuck).count(1)
+        places = repairable(core, tree, run, wanted).count(1)
         if run.thinned:
             count.thinned += places
         elif places:
@@ -120,9 +134,19 @@ def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -
 
 def repairable(core: Core, tree: Tree, run: Run, wanted: int) -> bytes:
     """One byte a page: 1 where some part lies in fewer domains than wanted, and has a place."""
+    return _some_part(core, tree, run, wanted, replica_counts.scarce)
+
+
+def _some_part(
+    core: Core,
+    tree: Tree,
+    run: Run,
+    wanted: int,
+    judge: Callable[[Core, Run, int, Held, int], bytes],
+) -> bytes:
+    """One byte a page: 1 where that is so of some part."""
     merged = 0
     for part in range(tree.parts):
         held = replica_counts.held(core, run, part)
-        scarce = replica_counts.scarce(core, run, tree.parts, held, wanted)
-        merged |= int.from_bytes(scarce, "little")
+        merged |= int.from_bytes(judge(core, run, tree.parts, held, wanted), "little")
     return merged.to_bytes(len(run), "little")

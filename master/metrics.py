@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from kvstore.wire.messages.reads import PinTotals, Status, StripeTotals
+    from kvstore.wire.messages.reads import PinTotals, ReplicaTotals, Status, StripeTotals
 
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
 """Invariant I27: nothing in the loop over 50 ms."""
@@ -103,6 +103,7 @@ class MasterCollector(Collector):
         yield from _tiers(status)
         yield from _pins(status.pins)
         yield from _stripes(status.stripes)
+        yield from _replicas(status.replicas)
         yield from _metadata(status, counts)
         yield from _shell(counts)
 
@@ -219,6 +220,32 @@ def _stripes(totals: StripeTotals) -> Iterator[Metric]:
         "stripes": ("Stripes of cold pages.", totals.stripes),
         "stripes_waiting": ("Stripes that lack a shard, or may.", totals.waiting),
         "parity_bytes": ("Of all stripes together.", totals.parity_bytes),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)
+
+
+def _replicas(totals: ReplicaTotals) -> Iterator[Metric]:
+    pages = GaugeMetricFamily(
+        "kvharbor_replica_pages",
+        "Readable pages by their replicas, when last counted.",
+        labels=["replicas"],
+    )
+    ready = GaugeMetricFamily(
+        "kvharbor_repair_ready",
+        "Chains to be copied, by the replicas of their scarcest page.",
+        labels=["replicas"],
+    )
+    for family, counts in ((pages, totals.by_got), (ready, totals.ready)):
+        for number, count in enumerate(counts, 1):
+            family.add_metric([str(number)], count)
+        yield family
+    gauges = {
+        "replica_pages_lacking": ("Pages that lacked replicas then.", totals.lacking),
+        "replica_pages_without_host": ("Of these: all hosts had them.", totals.without_host),
+        "replica_pages_thinned": ("Of these: not before they are used.", totals.thinned),
+        "replicas_counted_seconds": ("Since then; negative: never.", totals.counted_ago_s),
+        "repair_waiting": ("Chains that wait for time, host, room or lane.", totals.waiting),
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)

@@ -7,6 +7,7 @@ hottest. Bounded (I7); what finds no place is found again by a scan. Pure: knows
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +46,7 @@ class Need(msgspec.Struct, eq=False):
 class RepairQueue:
     """Needs: each waits for its time, or is ready and has its rank."""
 
-    __slots__ = ("_needs", "_number", "_ready", "_waiting", "is_cut")
+    __slots__ = ("_needs", "_number", "_ready", "_waiting", "is_cut", "ready")
 
     def __init__(self, wakeup: Wakeup) -> None:
         """Start empty; `wakeup` hears of what is due."""
@@ -53,6 +54,8 @@ class RepairQueue:
         """By all of their keys: chains may begin alike and part then."""
         self._waiting: Wheel[Need] = Wheel(GRAIN_S, wakeup)
         self._ready: list[tuple[int, bool, float, int, Need]] = []
+        self.ready: Counter[int] = Counter()
+        """How many are, by rank."""
         self._number = 0
         self.is_cut = False
         """Whether something found no place: a scan has to find it again."""
@@ -88,6 +91,7 @@ class RepairQueue:
     def make_ready(self, need: Need, rank: int, heat: float) -> None:
         """It is to be served, in the order of ranks."""
         need.rank = rank
+        self.ready[rank] += 1
         self._number += 1
         heapq.heappush(self._ready, (rank, not need.is_awaited, -heat, self._number, need))
 
@@ -96,6 +100,7 @@ class RepairQueue:
         if not self._ready:
             return None
         need = heapq.heappop(self._ready)[-1]
+        self.ready[need.rank] -= 1
         need.rank = -1
         return need
 

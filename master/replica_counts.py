@@ -18,6 +18,7 @@ from master.segments import SegmentState
 from master.tunables import HOST
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable
 
     from master.core import Core
@@ -178,15 +179,25 @@ def scarce(core: Core, run: Run, parts: int, held_of_part: Held, wanted: int) ->
 
     Thinned or not.
     """
-    there, few, everywhere = (
-        int.from_bytes(column, "little")
-        for column in (
-            run.readable(parts, core.version),
-            held_of_part.counts.translate(_below(wanted)),
-            held_of_part.everywhere,
-        )
-    )
-    return (there & few & ~everywhere).to_bytes(len(run), "little")
+    everywhere = int.from_bytes(held_of_part.everywhere, "little")
+    return (_few(core, run, parts, held_of_part, wanted) & ~everywhere).to_bytes(len(run), "little")
+
+
+def stuck(core: Core, run: Run, parts: int, held_of_part: Held, wanted: int) -> bytes:
+    """One byte a page: 1 where it can be read, and lies in too few domains, but in all."""
+    everywhere = int.from_bytes(held_of_part.everywhere, "little")
+    return (_few(core, run, parts, held_of_part, wanted) & everywhere).to_bytes(len(run), "little")
+
+
+def _few(core: Core, run: Run, parts: int, held_of_part: Held, wanted: int) -> int:
+    there = int.from_bytes(run.readable(parts, core.version), "little")
+    return there & int.from_bytes(held_of_part.counts.translate(_below(wanted)), "little")
+
+
+def column(counts: Counter[int]) -> tuple[int, ...]:
+    """How often 1, 2 and so on."""
+    most = max((number for number, count in counts.items() if count), default=0)
+    return tuple(counts[number] for number in range(1, most + 1))
 
 
 def open_pages(run: Run, plan: Plan) -> bytes:

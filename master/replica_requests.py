@@ -10,7 +10,7 @@ from kvstore.errors import BadValue
 from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import NamespaceReplicas, ReplicaReport
-from master import heat, namespaces
+from master import heat, namespaces, replica_counts
 from master.repairing import SURPLUS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
             max(0, len(worst) - ROWS_MAX),
             core.tunables.replicas,
             core.domains,
-            _column(queued),
+            replica_counts.column(queued),
             dict(waiting),
             backlog_bytes,
             rate,
@@ -90,17 +90,12 @@ def _row(core: Core, ordinal: int, count: Count) -> NamespaceReplicas:
         content.model,
         known.replicas,
         count.pages,
-        _column(count.got),
-        _column(count.wanted),
+        replica_counts.column(count.got),
+        replica_counts.column(count.wanted),
         count.lacking,
         count.without_host,
         count.thinned,
     )
-
-
-def _column(counts: Counter[int]) -> tuple[int, ...]:
-    """How often 1, 2 and so on."""
-    return tuple(counts[number] for number in range(1, max(counts, default=0) + 1))
 
 
 def set_replicas(core: Core, caller: Caller, message: SetReplicas) -> None:
@@ -117,6 +112,7 @@ def repair_now(core: Core, caller: Caller, message: RepairNow) -> None:
     caller.session.must_be_operator()
     ordinal = _known(core, message.namespace).ordinal if message.namespace else None
     core.replication.queue.hurry(core.now, ordinal)
+    core.replication.patient_until_s = core.now
     core.replication.want_scan(core.now)
     core.reply(caller, Done())
 

@@ -145,7 +145,8 @@ class Replication:
 
     def next_s(self) -> float:
         """When the next look is wanted."""
-        return min(self.look_at_s, self.queue.next_s(), self.awaited.by_deadline.next_s())
+        queue_s, awaited_s = self.queue.next_s(), self.awaited.by_deadline.next_s()
+        return min(self.look_at_s, queue_s, awaited_s, self.census.next_s)
 
 
 def look(core: Core) -> None:
@@ -155,12 +156,15 @@ def look(core: Core) -> None:
         return
     state.look_at_s = inf
     state.wanted_bytes.clear()
-    state.census.look(core)
     state.awaited.look(core)
-    queue = state.queue
-    for need in queue.take_due(core.now, RANKED_PER_LOOK):
+    for need in state.queue.take_due(core.now, RANKED_PER_LOOK):
         _rank(core, need)
-    blocked = 0
+    _serve_some(core)
+    state.census.look(core)  # what found no place in the queue may find one now
+
+
+def _serve_some(core: Core) -> None:
+    state, queue, blocked = core.replication, core.replication.queue, 0
     for _ in range(SERVED_PER_LOOK):
         first = queue.take_ready()
         if first is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvstore.replica import ExtentState, Tier
@@ -9,6 +11,7 @@ from kvstore.standing import IN_DOUBT, Standing
 from kvstore.wire.messages.reads import (
     GetStatus,
     PinTotals,
+    ReplicaTotals,
     SegmentStatus,
     Status,
     StoredChunks,
@@ -16,6 +19,7 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
+from master import replica_counts
 from master.membership import state_name
 from master.segments import SegmentState
 
@@ -56,6 +60,7 @@ def status(core: Core) -> Status:
         core.tunables.where,
         _stored(core),
         _stripes(core),
+        _replicas(core),
     )
 
 
@@ -69,6 +74,22 @@ def _stripes(core: Core) -> StripeTotals:
     stripes = core.stripes
     lacks = stripes.lacks if core.erasure.policy.code is not None else ""
     return StripeTotals(len(stripes), stripes.parity_bytes, len(stripes.pending), lacks)
+
+
+def _replicas(core: Core) -> ReplicaTotals:
+    queue, census = core.replication.queue, core.replication.census
+    counts = census.by_namespace.values()
+    got = sum((count.got for count in counts), Counter[int]())
+    ready = queue.ready
+    return ReplicaTotals(
+        replica_counts.column(got),
+        sum(count.lacking for count in counts),
+        sum(count.without_host for count in counts),
+        sum(count.thinned for count in counts),
+        core.now - census.counted_s if isfinite(census.counted_s) else -1.0,
+        replica_counts.column(ready),
+        len(queue) - ready.total(),
+    )
 
 
 def _pins(pins: Pins) -> PinTotals:

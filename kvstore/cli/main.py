@@ -22,6 +22,7 @@ from kvstore.cli import (
     places,
     policy,
     relocation,
+    replicas,
     standalone,
     tier,
     trace,
@@ -67,6 +68,7 @@ tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True
 app.add_typer(tracing, name="trace")
 app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
+app.add_typer(replicas.app, name="replicas")
 for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
 for shown in (relocation.drain, relocation.copy, relocation.move, relocation.rebalance):

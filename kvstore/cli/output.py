@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.pins import PinRow
     from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
     from kvstore.wire.messages.relocation import RelocationRow
+    from kvstore.wire.messages.replicas import ReplicaReport
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
@@ -185,6 +186,30 @@ def print_pins(pins: Iterable[PinRow]) -> None:
         cells = each.owner, "hard" if each.hard else "soft", *figures, *names
         table.add_row(*map(Text, cells))
     _console().print(table)
+
+
+def print_replicas(report: ReplicaReport) -> None:
+    """By namespace, then what repair is at."""
+    figures = ">pages", ">have 1", ">2", ">more", ">lack", ">no host", ">thinned"
+    table = _table("", ">wanted", *figures, "tenant", "model", "namespace")
+    for each in report.namespaces:
+        one, two, *more = (*each.by_got, 0, 0)
+        counts = each.pages, one, two, sum(more), each.lacking, each.without_host, each.thinned
+        wanted = str(each.replicas) if each.replicas else f"{report.replicas} (usual)"
+        names = each.tenant, each.model, each.namespace.hex()
+        table.add_row(*map(Text, (wanted, *map(str, counts), *names)))
+    console = _console()
+    console.print(table)
+    if report.others:
+        console.print(f"{report.others} namespaces that lack less are left out")
+    queued = ", ".join(f"{count} with {got}" for got, count in enumerate(report.queued, 1) if count)
+    waiting = ", ".join(f"{count} for {why}" for why, count in sorted(report.waiting.items()))
+    rate, backlog = size_text(int(report.bytes_per_s)), size_text(report.backlog_bytes)
+    eta = f", {report.eta_s:.0f} s to go" if 0 < report.eta_s < inf else ""
+    console.print(f"hosts that lend: {report.hosts}")
+    console.print(f"for heat ({report.heat}): {report.for_heat} replicas of {report.hot_runs} runs")
+    console.print(f"chains to be copied: {queued or 'none'}; waiting: {waiting or 'none'}")
+    console.print(f"backlog: {backlog}, copied lately: {rate}/s{eta}")
 
 
 def print_relocations(rows: Iterable[RelocationRow]) -> None:

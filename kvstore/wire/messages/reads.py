@@ -232,6 +232,23 @@ class StripeTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why none are made although they are wanted."""
 
 
+class ReplicaTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many replicas readable pages had when they were last counted, and what repair is at."""
+
+    by_got: tuple[int, ...] = ()
+    """Pages with one replica, with two, and so on."""
+    lacking: int = 0
+    """Pages with fewer than they are to have; the next two are among them."""
+    without_host: int = 0
+    thinned: int = 0
+    counted_ago_s: float = -1.0
+    """Negative: never."""
+    ready: tuple[int, ...] = ()
+    """Chains to be copied now, by the replicas of their scarcest page: 1, 2 and so on."""
+    waiting: int = 0
+    """Others that wait for their time, a host, room or a lane."""
+
+
 class Status(Message, frozen=True, tag=67):
     """The pool at one moment, for people and programs."""
 
@@ -257,3 +274,4 @@ class Status(Message, frozen=True, tag=67):
     """Addresses of the master that leads, where they are known."""
     stored: StoredChunks = StoredChunks()
     stripes: StripeTotals = StripeTotals()
+    replicas: ReplicaTotals = ReplicaTotals()
