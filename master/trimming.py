@@ -1,7 +1,7 @@
 """Replicas that are too many: of a worker that came back, or because fewer are wanted by now.
 
-Those of one host (or worker) go at a time: of the slowest tier, and of the fullest segment. Never
-the last ones; leases are honoured as by anybody who lets go. See the step table "trim" in
+Those of one host (or worker) go at a time: of one that is drained, else of the slowest tier, and of
+the fullest segment. Never the last ones; leases are honoured as by anybody who lets go. See the step table "trim" in
 ARCHITECTURE.md.
 """
 
@@ -45,10 +45,11 @@ def _first_above(counts: bytes, wanted: int) -> range:
 
 def _least_useful(core: Core, run: Run, part: int, page: int) -> str:
     """The domain that a page is read from with least profit."""
-    domains: dict[str, tuple[int, float]] = {}
+    domains: dict[str, tuple[bool, int, float]] = {}
     for copy in _readable(run, part, page):
         allocator = copy.segment.allocator
-        cost = copy.segment.rank, allocator.used_bytes / max(1, allocator.capacity_bytes)
+        share = allocator.used_bytes / max(1, allocator.capacity_bytes)
+        cost = copy.segment.drained, copy.segment.rank, share
         place = replica_counts.domain(core, copy.segment)
         domains[place] = min(domains.get(place, cost), cost)  # by its fastest copy
     return max(domains, key=domains.__getitem__)
