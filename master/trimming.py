@@ -1,8 +1,8 @@
 """Replicas that are too many: of a worker that came back, or because fewer are wanted by now.
 
 Those of one host (or worker) go at a time: of one that is drained, else of the slowest tier, and of
-the fullest segment. Never the last ones; leases are honoured as by anybody who lets go. See the step table "trim" in
-ARCHITECTURE.md.
+the fullest segment. Never the last ones; leases are honoured as by anybody who lets go. See the
+step table "trim" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
