@@ -246,6 +246,8 @@ def _replicas(totals: ReplicaTotals) -> Iterator[Metric]:
         "replica_pages_thinned": ("Of these: not before they are used.", totals.thinned),
         "replicas_counted_seconds": ("Since then; negative: never.", totals.counted_ago_s),
         "repair_waiting": ("Chains that wait for time, host, room or lane.", totals.waiting),
+        "hot_runs": ("Runs of pages that are read much.", totals.hot_runs),
+        "replicas_for_heat": ("That are wanted of them besides.", totals.for_heat),
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)

@@ -19,7 +19,7 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
-from master import replica_counts
+from master import heat, replica_counts
 from master.membership import state_name
 from master.segments import SegmentState
 
@@ -80,7 +80,7 @@ def _replicas(core: Core) -> ReplicaTotals:
     queue, census = core.replication.queue, core.replication.census
     counts = census.by_namespace.values()
     got = sum((count.got for count in counts), Counter[int]())
-    ready = queue.ready
+    ready, hot = queue.ready, heat.totals(core)
     return ReplicaTotals(
         replica_counts.column(got),
         sum(count.lacking for count in counts),
@@ -89,6 +89,8 @@ def _replicas(core: Core) -> ReplicaTotals:
         core.now - census.counted_s if isfinite(census.counted_s) else -1.0,
         replica_counts.column(ready),
         len(queue) - ready.total(),
+        hot.runs,
+        hot.replicas,
     )
 
 

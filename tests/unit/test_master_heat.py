@@ -10,10 +10,11 @@ import pytest
 from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.operator import ResetPolicy, SetPolicy
-from kvstore.wire.messages.reads import Lookup, Prefetch
+from kvstore.wire.messages.reads import GetStatus, Lookup, Prefetch, Status
 from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from master import heat, replica_counts
 from master.events import SessionId
+from master.metrics import ShellCounts, exposition
 from tests.unit.hot_runs import CHAIN, PAGES, READ_A_SECOND, WINDOW_S, pool, read, reader, the_run
 from tests.unit.master_rig import chain
 from tests.unit.pools import ask
@@ -243,6 +244,12 @@ def test_operators_are_told_how_much_is_wanted() -> None:
     report = rig.settled(operator, rig.ask(operator, GetReplicas()))
     assert isinstance(report, ReplicaReport), report
     assert (report.heat, report.hot_runs, report.for_heat) == ("enforce", 1, 2)
+    status = rig.ask(operator, GetStatus())
+    assert isinstance(status, Status), status
+    assert (status.replicas.hot_runs, status.replicas.for_heat) == (1, 2)
+    text = exposition(lambda: (status, ShellCounts())).decode()
+    assert "\nkvharbor_hot_runs 1.0\n" in text
+    assert "\nkvharbor_replicas_for_heat 2.0\n" in text
 
 
 def wanted_for_ever(core: Core) -> None:

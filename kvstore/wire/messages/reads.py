@@ -247,6 +247,9 @@ class ReplicaTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Chains to be copied now, by the replicas of their scarcest page: 1, 2 and so on."""
     waiting: int = 0
     """Others that wait for their time, a host, room or a lane."""
+    hot_runs: int = 0
+    for_heat: int = 0
+    """Replicas wanted of them besides, because they are read much."""
 
 
 class Status(Message, frozen=True, tag=67):
