@@ -43,9 +43,10 @@ SESSIONS_PER_S: Final = 2.0
 WORKERS: Final = 10
 CAPACITY_PAGES: Final = 5000
 QUICK_PAGES: Final = 1000
-SPEEDS: Final = (1.0, 5.0)
-"""Times as many requests a second as the trace has; a made-up one is of a smaller service."""
+SPEED: Final = 5.0
+"""Times as many requests a second as the trace has."""
 QUICK_SPEED: Final = 10.0
+"""The made-up trace is of a smaller service."""
 KV_BYTES_PER_TOKEN: Final = 320 * 1024
 """Of a model of 70 G parameters with grouped heads, in 16 bits."""
 PORT_BYTES_PER_S: Final = 3e9
@@ -217,8 +218,8 @@ def _measure(options: argparse.Namespace) -> int:
         port_gb_per_s=PORT_BYTES_PER_S / GB,
         kv_copies_gb_per_s=limits.COPY_BYTES_PER_S / GB,
     )
-    usual = (QUICK_SPEED,) if options.quick else SPEEDS
-    for speed in map(float, options.speeds.split(",")) if options.speeds else usual:
+    usual = QUICK_SPEED if options.quick else SPEED
+    for speed in map(float, options.speeds.split(",")) if options.speeds else [usual]:
         found = {case: _served(_hurried(trace, speed), case, pages) for case in cases}
         title = f"{speed:.0f} times the requests of the trace"
         report.table(title, [_row(case, served) for case, served in found.items()])

@@ -1,10 +1,11 @@
 """Replicas for what is read much: how much is read of each run, and how many more that asks for.
 
-Whoever is granted a lease is taken to read what it covers. Runs of which more replicas are wanted
-than were asked for are kept in a table and looked at again and again: of what cools one fewer is
-wanted, and then one fewer still. Must not know how replicas are made and dropped (replication),
-nor what a load asks for (policies/replication). None of this is stored: after a takeover heat
-starts anew. See the step table "heat" in ARCHITECTURE.md.
+Whoever is granted a lease is taken to read what it covers, also where it has a replica on its own
+host: else one that is made near a reader would end the load that it was made for. Runs of which
+more replicas are wanted than were asked for are kept in a table and looked at again and again: of
+what cools one fewer is wanted, and then one fewer still. Must not know how replicas are made and
+dropped (replication), nor what a load asks for (policies/replication). None of this is stored:
+after a takeover heat starts anew. See the step table "heat" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
