@@ -122,9 +122,10 @@ def test_all_that_a_host_has_goes_together(rig: Rig) -> None:
 
 def test_what_a_drained_worker_has_is_the_first_to_go(rig: Rig) -> None:
     core = rig.master.core
-    rig.checks = False  # a drain that nobody has begun
-    for worker in ("w1", "w2"):
-        for segment in core.segments.values():
-            segment.drained = segment.worker == worker
-        trim(rig, 2 if worker == "w1" else 1)
-        assert worker not in holders(rig)
+    rig.checks = False  # neither the drain nor what fills the others has been begun
+    for segment in core.segments.values():
+        segment.drained = segment.worker == "w1"
+        if not segment.drained:
+            segment.allocator.plan(4096, core.new_generation(), 1, chain(7, 8))
+    trim(rig)
+    assert holders(rig) == {"w2", "w3"}
