@@ -88,15 +88,19 @@ class Rig:
                 server.await_ready()
             until("workers serve", self.is_serving)
         except BaseException:
+            self._show_logs()
             self.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            for server in self.servers:
-                print(f"---- {server}\n{server.log()[-LOG_SHOWN_MAX:]}")
+            self._show_logs()
         self.close()
+
+    def _show_logs(self) -> None:
+        for server in getattr(self, "servers", ()):
+            print(f"---- {server}\n{server.log()[-LOG_SHOWN_MAX:]}")
 
     def prepare(self) -> None:
         """Start etcd and the proxies; masters and workers are made, but not started."""
