@@ -265,8 +265,8 @@ class Tree:
         """Every run, in no meaningful order. For checks and dumps only: it takes a full scan."""
         return list(dict.fromkeys(run for _, run in self._index.items()))
 
-    def in_steps(self, scan: int) -> Iterator[list[Run]]:
-        """Every run once, some at a time; numbers of scans rise.
+    def in_steps(self, scan: int, runs_max: int) -> Iterator[list[Run]]:
+        """Every run once, so many at a time at most; numbers of scans rise.
 
         Of what is added meanwhile some may be left out. What is split meanwhile is not: both halves
         know whether the whole was seen.
@@ -280,6 +280,9 @@ class Tree:
                     if run is not None and run.scanned != scan:
                         run.scanned = scan
                         runs.append(run)
+                    if len(runs) == runs_max:
+                        yield runs
+                        runs = []
                 yield runs
 
     def check(self) -> None:

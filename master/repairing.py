@@ -60,8 +60,8 @@ class Work(msgspec.Struct, eq=False):
 
 def make_replicas(
     core: Core, run: Run, part: int, scarce: bytearray, held: bytes, work: Work
-) -> None:
-    """Start copies of one part of these pages, until something is in the way."""
+) -> bool:
+    """Start copies of one part of these pages; False where something was in the way."""
     asked = replica_counts.asked(core, run)
     while (first := scarce.find(1)) >= 0:
         source = _source(core, run, part, first)
@@ -69,8 +69,9 @@ def make_replicas(
         presses = work.need.presses and held[first] < asked
         done = _copy(core, run, source, pages, work, presses=presses)
         if not done:
-            return
+            return False
         scarce[first : first + done] = bytes(done)
+    return True
 
 
 def _source(core: Core, run: Run, part: int, page: int) -> Copy:

@@ -75,19 +75,34 @@ def got(core: Core, run: Run, parts: int) -> bytes:
 
     And how many more it may lose for its stripe's sake.
     """
-    counts = [
-        _plus(got_of(core, run, part), core.stripes.spare(run.namespace, part, run.keys))
-        for part in range(parts)
-    ]
-    if parts == 1:
-        return counts[0]
-    return bytes(min(column) for column in zip(*counts, strict=True))
+    counts = {
+        _plus(got_at(core, run, copies), core.stripes.spare(run.namespace, part, run.keys))
+        for part, copies in enumerate(by_part(run, parts))
+    }
+    if len(counts) == 1:
+        return counts.pop()
+    return bytes(map(min, *counts))
+
+
+def by_part(run: Run, parts: int) -> list[list[Copy]]:
+    """The copies of each part: in one go, for there may be hundreds."""
+    found: list[list[Copy]] = [[] for _ in range(parts)]
+    for copy in run.copies:
+        found[copy.part].append(copy)
+    return found
 
 
 def got_of(core: Core, run: Run, part: int) -> bytes:
     """One byte a page: in how many domains this part can be read."""
-    readable = (copy for copy in run.copies_of(part) if copy.segment.readable)
-    return _sum(run, _masks(core, run, readable))
+    return got_at(core, run, run.copies_of(part))
+
+
+def got_at(core: Core, run: Run, copies: Iterable[Copy]) -> bytes:
+    """One byte a page: in how many domains one of these copies can be read."""
+    there = [copy for copy in copies if copy.segment.readable]
+    if not any(copy.absent for copy in there):  # the usual case
+        return bytes([len({domain(core, copy.segment) for copy in there})]) * len(run)
+    return _sum(run, _masks(core, run, there))
 
 
 def staying(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
@@ -149,10 +164,10 @@ class Held(msgspec.Struct, frozen=True):
     """1 where every domain that lends has it: there is no place for another one."""
 
 
-def held(core: Core, run: Run, part: int) -> Held:
-    """Where this part lies, or is about to."""
-    copies = (c for c in run.copies_of(part) if c.segment.state is not SegmentState.LOST)
-    masks = _masks(core, run, copies)
+def held(core: Core, run: Run, part: int, copies: Iterable[Copy]) -> Held:
+    """Where this part, of which these are the copies, lies, or is about to."""
+    there = (copy for copy in copies if copy.segment.state is not SegmentState.LOST)
+    masks = _masks(core, run, there)
     for plan in run.plans:
         if plan.part == part:
             place = domain(core, plan.segment)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from master.run import Run
     from master.wheel import Wakeup
 
-RANKED_PER_LOOK: Final = 32
-SERVED_PER_LOOK: Final = 8
+PARTS_RANKED: Final = 32
+PARTS_SERVED: Final = 8
+"""Of needs, in one look: what they cost goes with their parts. One need at least."""
 BLOCKED_MAX: Final = 4
 """Needs in a row that find no lane free: then others are not tried either."""
 COPYING_S: Final = 0.25
@@ -157,19 +158,19 @@ def look(core: Core) -> None:
     state.look_at_s = inf
     state.wanted_bytes.clear()
     state.awaited.look(core)
-    for need in state.queue.take_due(core.now, RANKED_PER_LOOK):
-        _rank(core, need)
+    _rank_some(core)
     _serve_some(core)
     state.census.look(core)  # what found no place in the queue may find one now
 
 
 def _serve_some(core: Core) -> None:
-    state, queue, blocked = core.replication, core.replication.queue, 0
-    for _ in range(SERVED_PER_LOOK):
+    state, queue = core.replication, core.replication.queue
+    blocked, parts_left = 0, PARTS_SERVED
+    while parts_left > 0:
         first = queue.take_ready()
         if first is None:
             return
-        _serve(core, first)
+        parts_left -= _serve(core, first)
         blocked = blocked + 1 if first.reason == RATE else 0
         if blocked == BLOCKED_MAX:
             break
@@ -182,10 +183,17 @@ def _runs(core: Core, need: Need) -> list[Run]:
     return list(dict.fromkeys(stretch.run for stretch in stretches))
 
 
-def _rank(core: Core, need: Need) -> None:
+def _rank_some(core: Core) -> None:
+    parts_left = PARTS_RANKED
+    while parts_left > 0 and (due := core.replication.queue.take_due(core.now, 1)):
+        parts_left -= _rank(core, due[0])
+
+
+def _rank(core: Core, need: Need) -> int:
     """Find out how scarce it is; pages that cannot be read cannot be copied.
 
     But those wait whose worker is just being compared: it may have been away for a moment only.
+    Returns how many parts they have.
     """
     parts = core.tree(need.namespace).parts
     rank, hottest = inf, -inf
@@ -200,13 +208,15 @@ def _rank(core: Core, need: Need) -> None:
         core.replication.queue.done(need)
     else:
         core.replication.queue.make_ready(need, int(rank), hottest)
+    return parts
 
 
 def _is_joining(run: Run) -> bool:
     return any(copy.segment.state is SegmentState.JOINING for copy in run.copies)
 
 
-def _serve(core: Core, need: Need) -> None:
+def _serve(core: Core, need: Need) -> int:
+    """Do what can be done now; how many parts its pages have."""
     work = Work(need)
     tree = core.tree(need.namespace)
     for run in _runs(core, need):
@@ -216,6 +226,7 @@ def _serve(core: Core, need: Need) -> None:
     else:
         core.counters[f"repairs_wait_{work.reason}"] += 1
         core.replication.queue.wait(need, work.at_s, work.reason)
+    return tree.parts
 
 
 def _serve_run(core: Core, tree: Tree, run: Run, work: Work) -> None:
@@ -223,10 +234,13 @@ def _serve_run(core: Core, tree: Tree, run: Run, work: Work) -> None:
     for part in range(tree.parts):
         if not run.keys:
             return  # it has made room itself
-        held = replica_counts.held(core, run, part)
+        held = replica_counts.held(core, run, part, run.copies_of(part))
         scarce = replica_counts.scarce(core, run, tree.parts, held, wanted)
-        if 1 in scarce and not run.thinned:
-            make_replicas(core, run, part, bytearray(scarce), held.counts, work)
+        if 1 not in scarce or run.thinned:
+            continue
+        is_made = make_replicas(core, run, part, bytearray(scarce), held.counts, work)
+        if not is_made and work.reason == RATE:
+            break  # lanes that have no room for this part have none for the others
     if any(plan.put.owner is core.moves.owner for plan in run.plans):
         work.again(core.now + COPYING_S, COPYING)
     elif run.keys and trimming.has_surplus(core, run, tree.parts, wanted):

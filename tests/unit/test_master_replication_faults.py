@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
 from kvstore.wire.messages.reads import Lookup
 from kvstore.wire.messages.relocation import StartRelocation
 from kvstore.wire.messages.replicas import SetReplicas
+from master import census
 from master.events import CommandAnswered
+from master.state import STEPS_PER_TICK
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.test_master_replication import PAGES, got, rig_of, run_of
+
+if TYPE_CHECKING:
+    from master.census import Count
+    from master.core import Core
+    from master.directory import Tree
+    from master.run import Run
 
 PARTS = 8
 EVERY = tuple(range(PARTS))
@@ -143,3 +154,38 @@ def test_a_drain_waits_where_all_that_is_left_may_be_dead() -> None:
     assert rig.master.core.counters["workers_lost"] == 1
     assert space.probe(KEYS) == b"\1" * PAGES
     assert {copy.segment.worker for copy in run_of(rig).copies}.isdisjoint({drained, dead})
+
+
+@pytest.mark.parametrize(("parts", "served"), [(1, 8), (4, 2), (16, 1)])
+def test_a_look_serves_the_fewer_pages_the_more_parts_they_have(parts: int, served: int) -> None:
+    rig = rig_of("w1", "w2")
+    rig.holds_moves = True
+    space = rig.open_namespace(parts)
+    for number in range(12):
+        space.put(chain(number, 1), parts=tuple(range(parts)))
+    rig.tick(0.05)
+    assert len([need for need in rig.master.core.replication.queue if need.reason]) == served
+
+
+def test_a_scan_looks_at_the_fewer_pages_at_once_the_more_parts_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_of("w1", "w2")
+    space = rig.open_namespace(8)
+    for number in range(9):
+        space.put(chain(number, 1), parts=EVERY)
+    rig.pass_time(2.0)
+    seen: list[Run] = []
+
+    def look_at(_core: Core, _tree: Tree, run: Run, _count: Count, *, presses: bool) -> None:
+        assert not presses
+        seen.append(run)
+
+    monkeypatch.setattr(census, "_look_at", look_at)
+    rig.master.core.replication.want_scan(rig.now)
+    looks = [0]
+    while len(seen) < 9:
+        rig.tick(0.5)
+        looks.append(len(seen))
+    assert max(b - a for a, b in pairwise(looks)) <= 2 * STEPS_PER_TICK
+    assert len(set(map(id, seen))) == 9
