@@ -2,17 +2,21 @@
 
 A stripe is k parts and m parts of parity. In turns, one thread copies the k parts of a stripe,
 makes its parity, and rebuilds one lost part, and m of them, from k others. GB/s are of the k
-parts. Stripes lie one after the other in memory that no cache holds.
+parts. Stripes lie one after the other in memory that no cache holds. Then the same in a pool: six
+workers over drives, one of which is killed.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.harness import KIB, MIB, Case, Report, Sample, arguments, interleave, size_name
 from benchmarks.regions import ROTATING_BYTES, Region, memcpy
+from benchmarks.striped_pool import StripedPool
 from kvstore.erasure import STRIP_BYTES, decode, encode
 
 if TYPE_CHECKING:
@@ -28,6 +32,12 @@ BATCH_BYTES: Final = 32 * MIB
 TARGET: Final = 0.3
 """Of memcpy, for parts of 1 MiB and more: then parity costs less than the second replica's copy
 over any network, and a degraded read little beside fetching k parts."""
+
+POOL_PAGE_BYTES: Final = 1 * MIB
+SPACE_TARGET: Final = 0.55
+"""Of three replicas, which survive as many hosts as m = 2: a half, and records."""
+SLOWER_TARGET: Final = 6.0
+"""Times a plain read: k shards come one after the other, and are decoded."""
 
 
 class Stripes:
@@ -129,7 +139,27 @@ def main() -> int:
                     value = each.speedup_over(series["memcpy"])
                     _tell(report, f"{name}/{k}+{m}/{size_name(part_bytes)}", value, part_bytes)
         report.table(f"Code {k}+{m}", rows)
+    _pool(report, 100 if options.quick else 500)
     return report.finish()
+
+
+def _pool(report: Report, rounds: int) -> None:
+    """Space, and reads of pages whose holder is gone beside those of others."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvharbor-bench-", dir="/var/tmp") as folder,
+        StripedPool(Path(folder), CODES[0], POOL_PAGE_BYTES) as pool,
+    ):
+        stored, of_replicas = pool.space()
+        pool.lose_one()
+        series = pool.read(rounds)
+        rows: list[dict[str, Figure]] = [
+            {"page": name, "p50 us": each.median_s * 1e6, "p99 us": each.p99_s * 1e6}
+            for name, each in series.items()
+        ]
+        report.table(f"Reads of single pages, {pool.name()}, over TCP from drives", rows)
+        report.at_most(f"space/{pool.name()}/replicas", stored / of_replicas, SPACE_TARGET)
+        slower = series["decoded"].time_over(series["plain"])
+        report.at_most(f"degraded-read/{pool.name()}/plain", slower, SLOWER_TARGET)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

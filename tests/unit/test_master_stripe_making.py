@@ -153,7 +153,8 @@ def test_nobody_can_put_into_the_namespace_of_parity() -> None:
 def policy(rig: Rig, **parameters: object) -> PoliciesInForce | str:
     """What an operator is told who sets parameters; or why not."""
     operator = rig.open("operator", "", "cli")
-    reply = rig.ask(operator, SetPolicy("erasure", "reed-solomon", parameters))  # type: ignore[arg-type]  # as written
+    wish = SetPolicy("erasure", "reed-solomon", {name: str(v) for name, v in parameters.items()})
+    reply = rig.ask(operator, wish)
     return reply if isinstance(reply, PoliciesInForce) else failure(reply).text
 
 

@@ -127,7 +127,8 @@ def test_the_index_that_forgets_a_member_is_noticed() -> None:
     rig = pool(4)
     striped(rig)
     member = stripes(rig)[0].members[0]
-    rig.master.core.stripes._members[member.namespace, member.part].pop(member.key)  # noqa: SLF001 -- to break it
+    book = rig.master.core.stripes
+    del book._members[member.namespace, member.part][member.key]  # noqa: SLF001 -- to break it
     with pytest.raises(InvariantBroken, match="I37"):
         rig.master.check_invariants()
 
