@@ -123,7 +123,7 @@ class Replication:
 
     def note_loss(self, until_s: float) -> None:
         """A segment is lost; until then it may come back."""
-        self.patient_until_s = until_s
+        self.patient_until_s = max(self.patient_until_s, until_s)
         self.want_scan(until_s, presses=True)
 
     def want_scan(self, at_s: float, *, presses: bool = False) -> None:
@@ -141,6 +141,9 @@ class Replication:
         before, self.domains = self.domains, replica_counts.lending(core)
         core.domains = len(self.domains)
         self.is_needed = len(replica_counts.readers(core)) > 1
+        back_s = core.started_s + core.tunables.repair_after_s
+        if core.lenders.absent and core.now < back_s:  # most workers of the last master come back
+            self.note_loss(back_s)
         if not self.domains <= before:
             self.want_scan(core.now)
 

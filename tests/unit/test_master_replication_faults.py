@@ -17,7 +17,7 @@ from master.state import STEPS_PER_TICK
 from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
-from tests.unit.test_master_replication import PAGES, got, rig_of, run_of
+from tests.unit.test_master_replication import PAGES, copies, got, rig_of, run_of
 
 if TYPE_CHECKING:
     from master.census import Count
@@ -189,3 +189,24 @@ def test_a_scan_looks_at_the_fewer_pages_at_once_the_more_parts_they_have(
         looks.append(len(seen))
     assert max(b - a for a, b in pairwise(looks)) <= 2 * STEPS_PER_TICK
     assert len(set(map(id, seen))) == 9
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_new_master_waits_for_the_workers_of_the_last_one(*, comes: bool) -> None:
+    rig = rig_of("w1", "w2", "w3")
+    space = rig.open_namespace()
+    for number in range(8):
+        space.put(chain(number, 4))
+    rig.pass_time(6.0)
+    assert copies(rig) == 8
+    rig.takeover(2)
+    rig.workers["w1"].join()
+    rig.workers["w2"].join()
+    rig.pass_time(3.0)
+    assert not copies(rig), "most come back"
+    if comes:
+        rig.workers["w3"].join()
+    rig.pass_time(30.0)
+    assert bool(copies(rig)) is not comes
+    there = [got(rig, run.keys[:32]) for run in rig.master.core.tree(1).all_runs()]
+    assert there == [[2] * 4] * len(there)
