@@ -198,7 +198,7 @@ def _lacking(core: Core, relocation: Relocation, stretch: Stretch, copy: Copy) -
     pages = range(stretch.page, min(len(run), stretch.page + stretch.count))
     here = copy.present(0, len(run))
     if wish.kind == RelocationKind.DRAIN:
-        counts, goal = replica_counts.staying(core, run, copy.part), _goal(core, run)
+        counts, goal = _elsewhere(core, run, copy.part), _goal(core, run)
     else:
         counts, goal = _at_target(core, relocation, run, copy), 1
     found: list[range] = []
@@ -211,6 +211,26 @@ def _lacking(core: Core, relocation: Relocation, stretch: Stretch, copy: Copy) -
         else:
             found.append(range(page, page + 1))
     return found
+
+
+def _may_go_now(core: Core, run: Run, copy: Copy) -> bool:
+    """Not while a put, a move or a repair is under way, or a worker may be dead that has another
+    copy.
+    """
+    return not run.plans and copy.segment.takes_orders and replica_counts.are_heard(core, run)
+
+
+def _elsewhere(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
+    """One byte a page: how many replicas it has elsewhere that are to stay, at least one of them
+    real: a stripe stands in for the others only.
+    """
+    there = replica_counts.staying(core, run, part, leaves)
+    spare = core.stripes.spare(run.namespace, part, run.keys)
+    if not spare:
+        return there
+    lasting = replica_counts.asked(core, run) - 1
+    pairs = zip(there, spare, strict=True)
+    return bytes(count and count + min(more, lasting) for count, more in pairs)
 
 
 def _goal(core: Core, run: Run) -> int:
@@ -275,7 +295,7 @@ def _going(
     """For each page whether the copy of it may go: it has one, and another stays readable."""
     here, kind = copy.present(0, len(run)), relocation.kind
     leaves = copy.segment.worker
-    others = replica_counts.staying(core, run, copy.part, leaves)
+    others = _elsewhere(core, run, copy.part, leaves)
     match kind:
         case RelocationKind.DRAIN:
             there, least = others, _goal(core, run)

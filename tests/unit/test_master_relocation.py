@@ -14,6 +14,7 @@ from master.tunables import Tunables
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import Rig, chain
 from tests.unit.relocation_rig import PAGES_OF_CHUNK, holders, is_empty, made, put_at, row_of, start
+from tests.unit.striped_pools import is_whole, pool, striped, stripes, tunables
 
 if TYPE_CHECKING:
     from master.directory import Stretch
@@ -258,3 +259,34 @@ def test_what_is_stuck_is_looked_at_the_less_often_the_more_it_is(
     begun = sorted(set(looks))[-6:]
     gaps = [later - earlier for earlier, later in pairwise(begun)]
     assert max(gaps) == pytest.approx(relocation.REST_S + 16 * 0.25, abs=0.5)
+
+
+def test_pages_of_a_stripe_are_copied_once_to_a_host_without_another_of_it() -> None:
+    rig = pool(6, tunables(2, 2, replicas=2))
+    keys = striped(rig, 8, wait_s=20.0)
+    assert all(is_whole(rig, stripe) for stripe in stripes(rig))
+    core = rig.master.core
+    held = len(rig.workers["w1"].records)
+    assert held > 0
+    copied = core.counters["copied_pages_nvme"]
+    row = start(rig, "drain", source="w1")
+    rig.pass_time(30.0)
+    assert row_of(rig, row.id).state == "done"
+    assert core.counters["copied_pages_nvme"] == copied + held
+    assert all(is_whole(rig, stripe) for stripe in stripes(rig))
+    assert rig.open_namespace().probe(b"".join(keys)) == b"\1" * 8
+
+
+def test_nothing_goes_for_the_sake_of_a_worker_that_may_be_dead(rig: Rig) -> None:
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    start(rig, "copy", namespace=space.id, target="w2")
+    rig.pass_time(3.0)
+    rig.workers["w2"].leave()
+    start(rig, "drain", source="w1")
+    rig.tick(0.5)
+    rig.tick(0.5)
+    assert not is_empty(rig, "w1")
+    rig.pass_time(20.0)
+    assert is_empty(rig, "w1")
+    assert space.probe(KEYS) == b"\1" * 8
