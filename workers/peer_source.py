@@ -74,21 +74,17 @@ class PeerReads:
         return self._degraded.gather([page], part_bytes, segments, timeout_s)
 
     def _read_in_time(self, span: ReadSpan, into: Memory, left_s: float) -> bytes:
-        began_s = self._clock.now_s()
-        size_bytes = len(span) * span.part_bytes
-        longest_s = limits.READ_STALL_MAX_S + size_bytes / limits.PUT_BYTES_PER_S_MIN
+        longest_s = (
+            limits.READ_STALL_MAX_S + len(span) * span.part_bytes / limits.PUT_BYTES_PER_S_MIN
+        )
         timeout_s = min(longest_s, left_s)
-        failed = all_of(Outcome.TRANSPORT, len(span))
         way = self._choice.transport(span.segment, timeout_s)
         if way is None:
-            return failed
-        kind = self._choice.kind_of(way)
+            return all_of(Outcome.TRANSPORT, len(span))
+        kind, began_s = self._choice.kind_of(way), self._clock.now_s()
         outcomes = way.read(span, into, timeout_s)
+        self._choice.note_read(way, span, outcomes, self._clock.now_s() - began_s)
         self._note_read(kind, outcomes.count(Outcome.OK) * span.part_bytes)
-        if outcomes == failed:
-            was_silent = self._clock.now_s() - began_s >= limits.READ_STALL_MAX_S
-            give_up = self._choice.avoid if was_silent else self._choice.drop
-            give_up(way)
         return outcomes
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Ways:
 
     def __init__(self, way: Way) -> None:
         self.way: Way | None = way
-        self.given_up: list[str] = []
+        self.noted: list[tuple[bytes, float]] = []
 
     def transport(self, segment: SegmentRef, timeout_s: float) -> Way | None:
         """The only one."""
@@ -67,15 +67,10 @@ class Ways:
         assert way is self.way
         return "loopback"
 
-    def drop(self, way: Way) -> None:
-        """It failed at once."""
-        assert way is self.way
-        self.given_up.append("dropped")
-
-    def avoid(self, way: Way) -> None:
-        """It kept silent."""
-        assert way is self.way
-        self.given_up.append("avoided")
+    def note_read(self, way: Way, span: ReadSpan, outcomes: bytes, took_s: float) -> None:
+        """Of use to whoever reads next."""
+        assert (way, span.segment) == (self.way, REF)
+        self.noted.append((outcomes, took_s))
 
     def close(self) -> None:
         """No way any more."""
@@ -166,29 +161,30 @@ def test_all_reads_take_no_longer_than_a_put_may(segment: DramSegment) -> None:
     assert peer.way.timeouts == [pytest.approx(left_s)]
 
 
-@pytest.mark.parametrize(
-    ("takes_s", "how"), [(0.0, "dropped"), (limits.READ_STALL_MAX_S, "avoided")]
-)
-def test_a_way_by_which_nothing_comes_ends_the_copy_and_is_given_up(
-    segment: DramSegment, takes_s: float, how: str
-) -> None:
+def test_a_way_by_which_nothing_comes_ends_the_copy(segment: DramSegment) -> None:
     peer = Peer()
-    peer.way.takes_s = takes_s
     peer.way.close()
     with pytest.raises(PullFailed) as failed:
         peer.source(segment).fill(0, target())
     assert failed.value.outcome is Outcome.TRANSPORT
-    assert peer.ways.given_up == [how]
 
 
-def test_some_pages_that_did_not_come_leave_the_way_open(segment: DramSegment) -> None:
+def test_some_pages_that_did_not_come_do_not_end_the_copy(segment: DramSegment) -> None:
     peer = Peer()
     peer.spoil(1, Outcome.TRANSPORT)
     source = peer.source(segment)
     source.fill(0, target())
-    assert not peer.ways.given_up
     outcomes = bytes((0, Outcome.CHECKSUM, 0, 0))
     assert source.explained(outcomes) == bytes((0, Outcome.TRANSPORT, 0, 0))
+
+
+def test_ways_are_given_up_by_the_rules_of_every_reader(segment: DramSegment) -> None:
+    peer = Peer()
+    peer.way.takes_s = limits.READ_STALL_MAX_S
+    peer.spoil(1, Outcome.TRANSPORT)
+    peer.source(segment).fill(0, target())
+    said = bytes((0, Outcome.TRANSPORT, 0, 0))
+    assert peer.ways.noted == [(said, limits.READ_STALL_MAX_S)]
 
 
 def test_without_a_way_nothing_is_read(segment: DramSegment) -> None:
