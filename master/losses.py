@@ -166,10 +166,19 @@ def report_damage(core: Core, caller: Caller, message: ReportDamage) -> None:
         raise Unavailable(f"segment {message.segment} is not registered")
     if segment.worker != session.name:
         raise AccessDenied(f"segment {segment.id} is not of worker {session.name}")
-    if message.incarnation == segment.incarnation:  # I11
-        rows = zip(words(message.offsets), words(message.generations), strict=True)
-        for offset, generation in rows:
+    core.start(_drop_all_damaged(core, caller, segment, message))
+
+
+def _drop_all_damaged(
+    core: Core, caller: Caller, segment: Segment, message: ReportDamage
+) -> Iterator[None]:
+    """A job: a disk may have lost all that one message can name."""
+    rows = zip(words(message.offsets), words(message.generations), strict=True)
+    for number, (offset, generation) in enumerate(rows, 1):
+        if message.incarnation == segment.incarnation:  # I11
             _drop_damaged(core, segment, offset, generation)
+        if number % SLOTS_PER_STEP == 0:
+            yield
     core.reply(caller, Done())
 
 

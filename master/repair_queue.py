@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NEEDS_MAX: Final = 65_536
 GRAIN_S: Final = 0.02
+HURRIED_PER_STEP: Final = 2048
 
 
 class Need(msgspec.Struct, eq=False):
@@ -118,13 +119,15 @@ class RepairQueue:
         """Nothing is to be done about it any more."""
         del self._needs[need.namespace, need.keys]
 
-    def hurry(self, now_s: float, namespace: int | None = None) -> None:
-        """Nothing waits for its time any more, of one namespace or of all."""
-        for need in self._needs.values():
-            if need.rank < 0 and namespace in (None, need.namespace):
+    def hurry(self, now_s: float, namespace: int | None = None) -> Iterator[None]:
+        """A job: nothing waits for its time any more, of one namespace or of all."""
+        for number, need in enumerate(list(self._needs.values()), 1):
+            if need.bucket != NOWHERE and namespace in (None, need.namespace):
                 need.tries = 0
                 need.surplus_at_s = min(need.surplus_at_s, -inf)
                 self.wait(need, now_s, "")
+            if number % HURRIED_PER_STEP == 0:
+                yield
 
     def next_s(self) -> float:
         """When the next need is due; infinity when none waits."""

@@ -111,7 +111,7 @@ def repair_now(core: Core, caller: Caller, message: RepairNow) -> None:
     """Nothing waits for its time any more; answer Done."""
     caller.session.must_be_operator()
     ordinal = _known(core, message.namespace).ordinal if message.namespace else None
-    core.replication.queue.hurry(core.now, ordinal)
+    core.start(core.replication.queue.hurry(core.now, ordinal))
     core.replication.patient_until_s = core.now
     core.replication.want_scan(core.now)
     core.reply(caller, Done())

@@ -213,8 +213,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
         return merged.to_bytes(len(self), "little")
 
     def covered(self, segment: Segment) -> bytes:
-        """One byte a page: 1 where no copy in `segment` is the last one of its part that is readable
-        and to stay.
+        """One byte a page: 1 where no copy in `segment` is the last one of its part that can be
+        read and is to stay.
         """
         pages = len(self)
         bare = 0

@@ -10,6 +10,7 @@ import pytest
 from kvstore import limits
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.membership import FreeExtents, ReportDamage
+from master import losses
 from master.packed import pack_words, words
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
 
@@ -55,6 +56,18 @@ def test_what_a_worker_found_goes_and_its_children_are_hidden(
     assert len(worker.records) == 2
     space.put(KEYS[32:64], KEYS[:32])
     assert space.probe(KEYS) == b"\1\1\1\0"
+
+
+def test_a_long_report_is_obeyed_in_steps(
+    rig: Rig, space: OpenedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "SLOTS_PER_STEP", 2)
+    worker = rig.workers["w1"]
+    reply = worker.ask(damage(space.match(KEYS, lease=False), *ALL))
+    assert reply is None
+    assert corrupt(rig) == 2
+    assert rig.settled(worker.session, reply) == Done()
+    assert corrupt(rig) == 4
 
 
 def test_nothing_is_freed_before_the_last_lease_has_ended(rig: Rig, space: OpenedNamespace) -> None:

@@ -92,12 +92,27 @@ def test_nothing_waits_any_more_when_it_is_to_hurry(queue: RepairQueue) -> None:
     queue.take_due(LATER_S, 8)
     queue.make_ready(ready, 1, 0.0)
     waiting.tries = 4
-    queue.hurry(11.0, 1)
+    list(queue.hurry(11.0, 1))
     assert queue.take_due(12.0, 8) == [waiting]
     assert (waiting.tries, waiting.surplus_at_s) == (0, -inf)
     queue.done(waiting)
-    queue.hurry(11.0)
+    list(queue.hurry(11.0))
     assert queue.take_due(12.0, 8) == [other]
+
+
+def test_a_long_queue_is_hurried_in_steps(
+    queue: RepairQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_queue, "HURRIED_PER_STEP", 2)
+    first, *others = [queue.note(need(number, 500.0)) for number in range(5)]
+    steps = queue.hurry(11.0)
+    next(steps)
+    assert [each.due_s for each in queue] == [11.0] * 2 + [500.0] * 3
+    assert first is not None
+    for each in queue.take_due(12.0, 8):
+        queue.done(each)
+    assert len(list(steps)) == 1
+    assert queue.take_due(12.0, 8) == others[:0:-1]
 
 
 def test_the_queue_is_bounded_and_says_that_something_was_left_out(
