@@ -283,10 +283,8 @@ def test_nothing_goes_for_the_sake_of_a_worker_that_may_be_dead(rig: Rig) -> Non
     start(rig, "copy", namespace=space.id, target="w2")
     rig.pass_time(3.0)
     rig.workers["w2"].leave()
-    start(rig, "drain", source="w1")
-    rig.tick(0.5)
-    rig.tick(0.5)
-    assert not is_empty(rig, "w1")
+    row = start(rig, "move", source="w1", target="w2")
     rig.pass_time(20.0)
-    assert is_empty(rig, "w1")
+    assert not is_empty(rig, "w1")
     assert space.probe(KEYS) == b"\1" * 8
+    assert row_of(rig, row.id).reason == "worker w2 is not there"
