@@ -91,9 +91,10 @@ class Served(msgspec.Struct, frozen=True):
     mean_bytes_per_s: float
     """Sent by a host, over all of them."""
     busiest_bytes_per_s: float
-    """Sent by the host that sent most within a slice of time, mean of all slices."""
+    """Sent by the host that sent most, over all of the time that is measured."""
     worst_bytes_per_s: float
-    """The same of the worst slice."""
+    """Sent by a host within a slice of time, at most: chance has more part in that than heat, since
+    one long prompt may be read from one host."""
     copied_pages: int
     wanted_for_heat: int
 
@@ -170,7 +171,7 @@ class Cluster:
             self.hits / max(1, self.touches),
             self.local / max(1, self.read),
             fmean(chain.from_iterable(slices)) * scale,
-            fmean(map(max, slices)) * scale,
+            max(map(fmean, zip(*slices, strict=True))) * scale,
             max(map(max, slices)) * scale,
             counters["copied_pages_dram"],
             counters["replicas_for_heat_wanted"],
