@@ -291,30 +291,40 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     core.relocations.wake(core.now)
     if move.kind is MoveKind.COPY:
         _end_lease(core, move, is_over=isinstance(reply, Ingested))
-    outcomes = b""
-    if isinstance(reply, Ingested) and len(reply.outcomes) == len(plan):
-        outcomes = reply.outcomes
-        is_measured = Outcome.OK in outcomes or Outcome.TOO_BIG in outcomes
-        if is_measured and plan.segment.tier is Tier.NVME:
-            stored_bytes = reply.stored_max or plan.part_bytes
-            core.moves.sizes.note(plan.namespace, plan.part, stored_bytes)
+    outcomes = _outcomes(core, plan, reply)
     sealed = plan.states.count(PlanPage.SEALED)
     if plan.open:
         fail_plan(core, plan)
-    tier, word = plan.segment.tier, "copied" if move.kind is MoveKind.COPY else "moved"
-    core.counters[f"{word}_pages_{tier}"] += sealed
-    core.counters[f"{word}_bytes_{tier}"] += sealed * plan.part_bytes
-    core.counters[f"stored_bytes_{tier}"] += sealed * plan.size_class
+    _count(core, move, sealed)
     if sealed < len(plan):
         if move.kind is MoveKind.DEMOTE:
             lost_bytes = (len(plan) - sealed) * plan.part_bytes
             move.source.demoted_bytes = max(0, move.source.demoted_bytes - lost_bytes)
-        core.counters["moves_cut_short"] += 1
         _ask_why(core, move, outcomes)
     if not sealed and Outcome.TOO_BIG not in outcomes:
         for lane in move.lanes:
             lane.rests_until_s = core.now + REST_S
     return True
+
+
+def _outcomes(core: Core, plan: Plan, reply: Message | None) -> bytes:
+    """One byte a page, none if nobody said; how long pages are in a drive's extents is noted."""
+    if not isinstance(reply, Ingested) or len(reply.outcomes) != len(plan):
+        return b""
+    is_measured = Outcome.OK in reply.outcomes or Outcome.TOO_BIG in reply.outcomes
+    if is_measured and plan.segment.tier is Tier.NVME:
+        stored_bytes = reply.stored_max or plan.part_bytes
+        core.moves.sizes.note(plan.namespace, plan.part, stored_bytes)
+    return reply.outcomes
+
+
+def _count(core: Core, move: Move, sealed: int) -> None:
+    plan = move.plan
+    tier, word = plan.segment.tier, "copied" if move.kind is MoveKind.COPY else "moved"
+    core.counters[f"{word}_pages_{tier}"] += sealed
+    core.counters[f"{word}_bytes_{tier}"] += sealed * plan.part_bytes
+    core.counters[f"stored_bytes_{tier}"] += sealed * plan.size_class
+    core.counters["moves_cut_short"] += int(sealed < len(plan))
 
 
 def _ask_why(core: Core, move: Move, outcomes: bytes) -> None:
