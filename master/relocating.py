@@ -136,7 +136,7 @@ class Visit:
         if len(relocation.copying) >= COPYING_MAX:
             self.is_unfinished = True
             return inf
-        if run.plans or not copy.segment.takes_orders or not replica_counts.are_heard(core, run):
+        if not _may_go_now(core, run, copy):
             self.is_unfinished = True  # a put, a move or a repair is under way, or a loss
             return core.now
         lacking = _lacking(core, relocation, stretch, copy)
@@ -280,7 +280,7 @@ def let_go(
     `arrived`: where they were copied to just now; the copy's own segment where they were not.
     """
     run = stretch.run
-    if run.plans or not copy.segment.takes_orders or not replica_counts.are_heard(core, run):
+    if not _may_go_now(core, run, copy):
         return False
     going = _going(core, relocation, run, copy, arrived)
     pages = [p for p in range(stretch.page, stretch.page + stretch.count) if going[p]]
