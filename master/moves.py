@@ -21,7 +21,7 @@ from kvstore.replica import Tier
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import ExtentSource, Ingest, Ingested, PeerSource, StripeSource
-from master import degraded
+from master import degraded, write_budget
 from master.events import Command, CommandId
 from master.lanes import REST_S, Lane
 from master.packed import NOT_THERE, WORD, index_of, words
@@ -188,6 +188,8 @@ def start(core: Core, kind: MoveKind, run: Run, copy: Copy, pages: range, target
     _send(core, move)
     if kind is MoveKind.DEMOTE:
         source.demoted_bytes += len(plan) * plan.part_bytes
+    if target.tier is Tier.NVME:
+        write_budget.spend(core, len(plan) * plan.size_class)
     core.press(target)
     return len(plan)
 

@@ -16,10 +16,10 @@ import msgspec
 
 from kvstore import limits
 from kvstore.errors import CorruptPage, InvariantBroken, MalformedMessage
-from kvstore.replica import ExtentState, Tier
+from kvstore.replica import ExtentState
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.relocation import RelocationKind, RelocationState, StartRelocation
-from master import moves, write_budget
+from master import moves
 from master.moves import MoveKind
 from master.plans import Plan
 from master.segments import Segment, SegmentState
@@ -270,8 +270,5 @@ def begin_copy(
     """Have as many of these pages copied as are at once, and find room; how many."""
     begun = moves.start(core, MoveKind.COPY, run, copy, pages, target)
     if begun:
-        plan = run.plans[-1]
-        relocation.copying.append(Copying(plan, copy.segment))
-        if target.tier is Tier.NVME:
-            write_budget.spend(core, begun * plan.size_class)
+        relocation.copying.append(Copying(run.plans[-1], copy.segment))
     return begun

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.replica import ExtentState, Tier
-from master import heat, moves, placing, replica_counts, tiering, write_budget
+from master import heat, moves, placing, replica_counts, tiering
 from master.moves import MoveKind
 from master.repair_queue import Need
 
@@ -123,9 +123,6 @@ def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, press
         return 0
     pages = pages[: room[target]]
     planned = moves.start(core, MoveKind.COPY, run, source, pages, target)
-    if target.tier is Tier.NVME:
-        size_class = moves.class_for(core, run, source, target.tier)
-        write_budget.spend(core, planned * size_class)
     if not planned:  # by the time it is looked at again something has changed there
         work.again(_later(core, work), ROOM)
         return 0

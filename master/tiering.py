@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
-from master import moves, placing, victims, write_budget
+from master import moves, placing, victims
 from master.draining import drain_piece
 from master.moves import MoveKind, Wish
 from master.segments import RANKS
@@ -268,9 +268,7 @@ def _demote(
     if tier is Tier.NVME and not _is_admitted(core, run, pages, size_class, bool(pinned)):
         core.counters[f"demotions_refused_{core.admission.name}"] += 1
         return False
-    planned = moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
-    if tier is Tier.NVME:
-        write_budget.spend(core, planned * size_class)
+    moves.start(core, MoveKind.DEMOTE, run, copy, pages, target)
     return True
 
 

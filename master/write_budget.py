@@ -21,7 +21,7 @@ SPENT_BYTES_MAX: Final = 1 << 60
 
 
 def spend(core: Core, size_bytes: int) -> None:
-    """So much of what was admitted is on its way to a drive."""
+    """So much is on its way to a drive, whether admission was asked or not."""
     core.admission.wrote(size_bytes)
     noted_bytes = core.admission.to_note()
     if noted_bytes is not None:

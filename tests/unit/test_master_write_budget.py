@@ -10,6 +10,7 @@ from kvstore.wire.messages.pins import PagesPinned, PinPages
 from master.restoring import ASIDE
 from master.write_budget import KEY
 from policies.admission.budget import DAY_S, Budget
+from tests.unit import striped_pools
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.pools import PAGE, TIERED, ask, held, put_chains, rig_with
 
@@ -66,6 +67,20 @@ def test_a_pool_begins_with_a_whole_budget() -> None:
     put_chains(rig, space, range(9))
     assert held(rig, "w1-nvme")
     assert spent_pages(rig) == pytest.approx(len(held(rig, "w1-nvme")), abs=0.1)
+
+
+def test_copies_and_parity_are_spent_as_whatever_else_is_written_to_drives() -> None:
+    rig = striped_pools.pool(
+        4,
+        striped_pools.tunables(
+            nvme_admission=BUDGET.nvme_admission,
+            nvme_admission_parameters=BUDGET.nvme_admission_parameters,
+        ),
+    )
+    striped_pools.striped(rig)
+    parity = sum(stripe.m for stripe in striped_pools.stripes(rig))
+    assert parity
+    assert spent_pages(rig) == pytest.approx(parity, abs=0.5)
 
 
 def test_what_is_spent_is_noted_ahead_and_outlives_the_master() -> None:
