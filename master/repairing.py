@@ -67,11 +67,21 @@ def make_replicas(
         source = _source(core, run, part, first)
         pages = _stretch(scarce, held, source, first)
         presses = work.need.presses and held[first] < asked
-        done = _copy(core, run, source, pages, work, presses=presses)
+        mark = _mark(core, is_for_heat=held[first] >= asked)
+        done = _copy(core, run, source, pages, work, inf if presses else mark)
         if not done:
             return False
         scarce[first : first + done] = bytes(done)
     return True
+
+
+def _mark(core: Core, *, is_for_heat: bool) -> float:
+    """How far segments may be filled by replicas that nobody makes room for.
+
+    What is used again would otherwise take the room that eviction has just made, and be thinned
+    out again.
+    """
+    return core.tunables.watermark_high if is_for_heat else core.tunables.watermark_low
 
 
 def _source(core: Core, run: Run, part: int, page: int) -> Copy:
@@ -99,18 +109,20 @@ def _stretch(scarce: bytearray, held: bytes, source: Copy, first: int) -> range:
     return range(first, page)
 
 
-def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, presses: bool) -> int:
-    """Start one copy of the first of these pages; of how many."""
+def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, mark: float) -> int:
+    """Start one copy of the first of these pages; of how many. To segments that are filled up to
+    `mark`; infinity: room may be made.
+    """
     tier = Tier.DRAM if source.segment.tier is Tier.HBM else source.segment.tier
     near = heat.near(core, run)
     targets = placing.apart(core, run, source.part, tier, near, pages=pages)
     if not targets:
         work.again(_later(core, work), WORKER)
         return 0
-    room = {target: _room(core, run, source, target, presses=presses) for target in targets}
+    room = {target: _room(core, run, source, target, mark) for target in targets}
     roomy = [target for target in targets if room[target]]
     if not roomy:
-        _no_room(core, run, source, pages, targets, work, presses=presses)
+        _no_room(core, run, source, pages, targets, work, presses=mark == inf)
         return 0
     holders = {copy.segment for copy in run.copies} | {plan.segment for plan in run.plans}
     roomy.sort(key=lambda target: target not in holders)  # what is read together lies together
@@ -131,12 +143,12 @@ def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, *, press
     return planned
 
 
-def _room(core: Core, run: Run, source: Copy, target: Segment, *, presses: bool) -> int:
+def _room(core: Core, run: Run, source: Copy, target: Segment, mark: float) -> int:
     """How many pages find room there: to the last of a segment only where room may be made."""
     size_class = moves.class_for(core, run, source, target.tier)
-    if presses:
+    if mark == inf:
         return len(run) if placing.is_open(core, target, size_class) else 0
-    return tiering.pages_with_room(core, target, size_class)
+    return tiering.pages_with_room(core, target, size_class, mark)
 
 
 def _later(core: Core, work: Work) -> float:

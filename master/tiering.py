@@ -162,29 +162,32 @@ def _bring_up(
     """Copy up the pages of a stretch that only slower tiers hold; whether some have to wait."""
     worker, lane = copy.segment.worker, moves.lane_of(core, copy.segment)
     size_class = moves.class_for(core, stretch.run, copy, tier)
+    high = core.tunables.watermark_high
     while 1 in (cold := _cold(stretch, copy, tier)):
         free_at_s = moves.free_at_s(core, lane)
         if free_at_s > core.now:
             core.moves.look(free_at_s)
             return True
         targets = placing.of_worker(core, worker, tier)
-        target = next((s for s in targets if pages_with_room(core, s, size_class)), None)
+        target = next((s for s in targets if pages_with_room(core, s, size_class, high)), None)
         if target is None:
             if targets:
                 lacking.setdefault(worker, Counter())[size_class] += cold.count(1) * size_class
             return False
-        pages = _first_of(cold, copy)[: pages_with_room(core, target, size_class)]
+        pages = _first_of(cold, copy)[: pages_with_room(core, target, size_class, high)]
         first = range(stretch.page + pages.start, stretch.page + pages.stop)
         moves.start(core, MoveKind.PROMOTE, stretch.run, copy, first, target)
     return False
 
 
-def pages_with_room(core: Core, segment: Segment, size_class: int) -> int:
-    """How many pages may be brought up here: the last of a segment is for pages that are put."""
+def pages_with_room(core: Core, segment: Segment, size_class: int, mark: float) -> int:
+    """How many pages find room here below a watermark: the last of a segment is for pages that are
+    put.
+    """
     if not placing.is_open(core, segment, size_class):
         return 0
-    high = core.tunables.watermark_high * segment.geometry.payload_bytes
-    return max(0, int(high - segment.allocator.used_bytes) // size_class)
+    end = mark * segment.geometry.payload_bytes
+    return max(0, int(end - segment.allocator.used_bytes) // size_class)
 
 
 def _cold(stretch: Stretch, copy: Copy, tier: Tier) -> bytes:

@@ -208,3 +208,29 @@ def test_what_nobody_reads_is_made_safe_before_what_is_leased() -> None:
         run.leased_until_s = core.now + 10.0
     found = victims.find_unsafe(core, core.segments["w1-dram"])
     assert [run.keys[:32] for run in found[:5]] == [chain(n, 1) for n in (12, 13, 14, 15, 0)]
+
+
+def test_replicas_that_are_not_the_last_go_before_the_last_ones_of_colder_pages() -> None:
+    rig = Rig(Tunables(cluster="test", replicas=2))
+    rig.add_worker("w1")
+    space = rig.open_namespace()
+    cold, warm = chain(0, 4), chain(1, 4)
+    space.put(cold)
+    rig.pass_time(20.0)
+    known = rig.master.core.namespaces.get(space.id)
+    known.replicas = 1
+    rig.add_worker("w2")
+    rig.pass_time(3.0)
+    known.replicas = 2
+    space.put(warm)
+    rig.pass_time(12.0)
+    core = rig.master.core
+    run = core.tree(1).get(warm[:32])
+    assert run is not None
+    assert len(run.copies) == 2
+    segment = core.segments["w1-dram"]
+    found = victims.find_victims(core, segment, segment.allocator.chunk_list)
+    assert next(victim.keys for victim in found) == warm
+    victims.evict_tail(core, segment, run, 4 * PAGE)
+    assert run.thinned
+    assert space.probe(cold + warm) == b"\1" * 8
