@@ -98,9 +98,15 @@ def _cut(proxy: TcpProxy) -> None:
     proxy.cut()
 
 
+def _holder(rig: Rig, draw: Random) -> int:
+    """A worker in whose memory pages lie."""
+    numbers = range(len(rig.workers))
+    return draw.choice([n for n in numbers if any(segment_files.sealed(rig.segment_file(n)))])
+
+
 def _host_lost(rig: Rig, draw: Random) -> Undo:
     """A worker and its memory are gone: what comes again is empty."""
-    number = draw.randrange(len(rig.workers))
+    number = _holder(rig, draw)
     rig.workers[number].kill()
     rig.segment_file(number).unlink()
     return rig.workers[number].launch
@@ -108,7 +114,7 @@ def _host_lost(rig: Rig, draw: Random) -> Undo:
 
 def _host_gone(rig: Rig, draw: Random) -> Undo:
     """The same, and the others make up for it before it comes again."""
-    number = draw.randrange(len(rig.workers))
+    number = _holder(rig, draw)
     rig.workers[number].kill()
     rig.segment_file(number).unlink()
     until("it is lost", lambda: rig.state_of(f"w{number}") == "lost", REPAIRED_S)
@@ -118,7 +124,7 @@ def _host_gone(rig: Rig, draw: Random) -> Undo:
 
 def _drained(rig: Rig, draw: Random) -> Undo:
     """A worker is emptied, and only then lost."""
-    number = draw.randrange(len(rig.workers))
+    number = _holder(rig, draw)
     wish = StartRelocation(RelocationKind.DRAIN, source=f"w{number}")
     (row,) = rig.ask(wish, Relocations).rows
     until("it is drained", lambda: rig.state_of(f"w{number}") == "drained", REPAIRED_S)
@@ -135,7 +141,7 @@ def _drained(rig: Rig, draw: Random) -> Undo:
 
 def _spoilt(rig: Rig, draw: Random) -> Undo:
     """Bits turn over in a worker's memory, until it has found them."""
-    path = rig.segment_file(draw.randrange(len(rig.workers)))
+    path = rig.segment_file(_holder(rig, draw))
     segment_files.spoil(path, draw)
     return lambda: until("nothing spoilt is left", lambda: not segment_files.damaged(path))
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from contextlib import ExitStack, suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -221,12 +223,16 @@ class Rig:
         return min(set(self.standings()) - {leader})
 
     def is_serving(self) -> bool:
-        """Whether a leader has all the workers that run."""
-        running = sum(each.is_running for each in self.workers)
+        """Whether a leader has all the workers that run, in their present lives."""
+        asked_s = time.monotonic()
+        lived_s = {
+            each.folder.name: asked_s - each.launched_s for each in self.workers if each.is_running
+        }
         for status in self.standings().values():
             if status.standing == Standing.LEADING:
-                states = [each.state for each in status.workers]
-                return sum(state in SERVING for state in states) >= running
+                serving = (each for each in status.workers if each.state in SERVING)
+                heard_ago_s = {each.worker: each.heard_ago_s for each in serving}
+                return all(heard_ago_s.get(name, inf) < lived_s[name] for name in lived_s)
         return False
 
     def state_of(self, worker: str) -> str:

@@ -76,6 +76,8 @@ class Server:
         write_config(config, sections)
         program = Path(sys.executable).parent / f"kvharbor-{role}"
         self._command = [str(program), f"--config={config}"]
+        self.launched_s = 0.0
+        """When its present life began."""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
@@ -87,6 +89,7 @@ class Server:
     def launch(self) -> None:
         """Start it."""
         assert not self.is_running, self
+        self.launched_s = time.monotonic()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
