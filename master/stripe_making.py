@@ -42,6 +42,8 @@ MAKING_MAX: Final = 4
 CANDIDATES_MAX: Final = 64
 """Of one size on one host."""
 CLASSES_MAX: Final = 256
+DATA_BYTES_MAX: Final = 256 << 20
+"""Of one stripe: so much memory takes who decodes a page."""
 TRIED_MAX: Final = 16
 """Candidates of one host that may prove to be none any more, each time."""
 _DOUBTS: Final = (Outcome.CHECKSUM, Outcome.STALE)
@@ -88,7 +90,7 @@ def make(core: Core, code: Code) -> None:
     except BadValue as error:
         stripes.lacks = str(error)
         return
-    stripes.lacks = ""
+    stripes.lacks = "" if len(stripes) < STRIPES_MAX else f"{STRIPES_MAX} stripes are the most"
     drives = _drives(core)
     stripes.turn = (stripes.turn + 1) % len(drives)
     _note_cold(core, drives[stripes.turn], code)
@@ -107,7 +109,7 @@ def _note_cold(core: Core, segment: Segment, code: Code) -> None:
         if not _is_cold(core, run, code):
             continue
         for copy in run.copies:
-            if copy.segment is segment:
+            if copy.segment is segment and code.k * copy.part_bytes <= DATA_BYTES_MAX:
                 kind = known.namespace.content.tenant, copy.part_bytes
                 _note_pages(core, run, copy, core.stripes.candidates.setdefault(kind, {}), host)
     while len(core.stripes.candidates) > CLASSES_MAX:  # I7: they will be found again
@@ -214,14 +216,23 @@ def _who_hashes(core: Core, taken: set[str], code: Code, part_bytes: int) -> Seg
 
 
 def with_room(core: Core, size_class: int) -> list[Segment]:
-    """Drives below the low watermark, the emptiest first: nothing goes for what is cold."""
-    low = core.tunables.watermark_low
-    fitting = [
-        (_share(segment), segment.id, segment)
-        for segment in _drives(core)
-        if placing.is_open(core, segment, size_class) and _share(segment) < low
-    ]
-    return [segment for _, _, segment in sorted(fitting, key=lambda row: row[:2])]
+    """Drives below the low watermark, the emptiest first: nothing goes for what is cold.
+
+    As they were at the first question of an event: a pool may have thousands.
+    """
+    now_s, known = core.stripes.roomy
+    if now_s != core.now:
+        known = {}
+        core.stripes.roomy = core.now, known
+    if size_class not in known:
+        low = core.tunables.watermark_low
+        fitting = [
+            (_share(segment), segment.id, segment)
+            for segment in _drives(core)
+            if placing.is_open(core, segment, size_class) and _share(segment) < low
+        ]
+        known[size_class] = [s for _, _, s in sorted(fitting, key=lambda row: row[:2])]
+    return known[size_class]
 
 
 def _share(segment: Segment) -> float:

@@ -109,7 +109,7 @@ class Stripes:
 
     __slots__ = (
         "_members", "_numbers", "_wakeup", "by_number", "candidates", "lacks", "look_at_s",
-        "making", "parity", "parity_bytes", "pending", "place", "turn",
+        "making", "parity", "parity_bytes", "pending", "place", "roomy", "turn",
     )  # fmt: skip
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -131,6 +131,8 @@ class Stripes:
         self.making: dict[CommandId, Making] = {}
         self.candidates: dict[tuple[str, int], dict[str, dict[tuple[int, int, bytes], None]]] = {}
         """Cold parts of pages by tenant and size, then by host: namespace, part and key."""
+        self.roomy: tuple[float, dict[int, list[Segment]]] = (-1.0, {})
+        """Drives with room by size class, as of when."""
         self.turn = 0
         """Which drive is looked through next."""
         self.lacks = ""

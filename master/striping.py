@@ -79,7 +79,7 @@ def _tend(core: Core, stripe: Stripe) -> bool:
     lacks = sum(_mend(core, stripe, every, number) for number in range(len(every)))
     if all(each.copies for each in every[stripe.k :]):
         stripe.spare = stripe.m - gone
-        _trim(core, stripe, every)
+    _trim(core, stripe, every)
     return lacks > 0
 
 
@@ -137,52 +137,71 @@ def _rebuild(core: Core, stripe: Stripe, every: list[Standing], number: int, run
 def _target(
     core: Core, others: list[Standing], size_class: int, *, is_data: bool
 ) -> Segment | None:
-    """A drive on a host that has no other shard.
+    """A drive on a host that no other shard needs.
 
     Where there is none for data, any other will do: it is read as it was, though it is lost
     together with another shard.
     """
-    holders = [copy.segment for other in others for copy in other.copies]
-    for other in others:
-        plans = other.run.plans if other.run is not None else ()
-        key, part = other.member.key, other.member.part
-        holders += [p.segment for p in plans if p.part == part and p.is_open(key)]
-    hosts = {replica_counts.domain(core, segment) for segment in holders}
+    taken = set(apart([_hosts(core, other) for other in others]))
     roomy = with_room(core, size_class)
-    apart = (s for s in roomy if replica_counts.domain(core, s) not in hosts)
-    return next(apart, None) or (next(iter(roomy), None) if is_data else None)
+    free = (s for s in roomy if replica_counts.domain(core, s) not in taken)
+    return next(free, None) or (next(iter(roomy), None) if is_data else None)
 
 
 def _trim(core: Core, stripe: Stripe, every: list[Standing]) -> None:
     """Let go of replicas that parity stands for, so that each shard is on a host of its own."""
-    taken: set[str] = set()
-    for each in sorted(every, key=lambda one: len(_hosts(core, one))):
-        hosts = sorted(
-            _hosts(core, each).items(), key=lambda row: (row[0] in taken, row[1], row[0])
-        )
+    hosts = [_hosts(core, each) for each in every]
+    own = apart(hosts)
+    for each, mine, kept in zip(every, hosts, own, strict=True):
         run = each.run
-        if not hosts or run is None:
-            continue
-        taken.add(hosts[0][0])
-        if run.plans or run.leased_until_s > core.now:
+        if run is None or run.plans or run.leased_until_s > core.now:
             continue
         asked = replica_counts.asked(core, run) - stripe.spare
         keep = max(1, asked) + replica_counts.for_heat(core, run)
-        unneeded = {host for host, _ in hosts[keep:]}
+        order = sorted(mine, key=lambda host: (host != kept, host in own))
+        unneeded = order[keep:]
         for copy in each.copies:
             if replica_counts.domain(core, copy.segment) in unneeded:
                 retire_copy(core, run, copy, each.page, 1)
                 core.counters["replicas_trimmed"] += 1
 
 
-def _hosts(core: Core, standing: Standing) -> dict[str, int]:
-    """Where it can be read: by host, 0 if from a drive, else 1."""
-    hosts: dict[str, int] = {}
-    for copy in standing.copies:
-        host = replica_counts.domain(core, copy.segment)
-        above = int(copy.segment.tier is not Tier.NVME)
-        hosts[host] = min(hosts.get(host, above), above)
-    return hosts
+def apart(choices: list[list[str]]) -> list[str]:
+    """A host of its own for each shard, of those that it lies on; empty for those that get none.
+
+    As many get one as can: who comes later may have others move on (augmenting paths).
+    """
+    owner: dict[str, int] = {}
+
+    def settle(shard: int, asked: set[str]) -> bool:
+        for host in choices[shard]:
+            if host not in asked:
+                asked.add(host)
+                if host not in owner or settle(owner[host], asked):
+                    owner[host] = shard
+                    return True
+        return False
+
+    for shard in range(len(choices)):
+        settle(shard, set())
+    found = [""] * len(choices)
+    for host, shard in owner.items():
+        found[shard] = host
+    return found
+
+
+def _hosts(core: Core, standing: Standing) -> list[str]:
+    """Where a shard lies, or is being written: on drives first, last where all is to go."""
+    costs: dict[str, int] = {}
+    segments = [copy.segment for copy in standing.copies]
+    plans = () if standing.run is None else standing.run.plans
+    key, part = standing.member.key, standing.member.part
+    segments += [plan.segment for plan in plans if plan.part == part and plan.is_open(key)]
+    for segment in segments:
+        host = replica_counts.domain(core, segment)
+        cost = 2 if segment.drained else int(segment.tier is not Tier.NVME)
+        costs[host] = min(costs.get(host, cost), cost)
+    return sorted(costs, key=lambda host: (costs[host], host))
 
 
 def _dissolve(core: Core, stripe: Stripe, every: list[Standing]) -> None:

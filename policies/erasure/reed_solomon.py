@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class ReedSolomonParameters(Parameters, frozen=True):
     """k data and m parity shards, each on another host; seconds."""
 
-    k: Annotated[int, Meta(ge=1, le=28)] = 4
+    k: Annotated[int, Meta(ge=1, le=16)] = 4
+    """16 at most: lookups name the shards of every page that is decoded, in one message."""
     m: Annotated[int, Meta(ge=1, le=4)] = 2
     cold_after_s: Annotated[float, Meta(ge=0)] = 300.0
     """Since the last use: the pages of a conversation that goes on are read again sooner."""

@@ -15,6 +15,7 @@ from master import degraded, replica_counts
 from master import stripes as book
 from master.packed import word
 from master.status import status
+from master.striping import apart
 from tests.unit.striped_pools import (
     COLD_AFTER_S,
     data_of,
@@ -99,6 +100,21 @@ def test_replicas_that_parity_stands_for_go() -> None:
     rig.pass_time(30.0)
     assert core.counters["moves_copy"] == copied, "nobody repairs what has parity"
     assert used(rig) == 16 * PAGE, "not 24: half of what three replicas of each take"
+
+
+def test_replicas_on_every_host_do_not_keep_parity_out() -> None:
+    """Each host has a copy of some shard then, which is let go once parity needs the place."""
+    rig = pool(6, tunables(4, 2, replicas=2))
+    striped(rig, 24, wait_s=20.0)
+    assert stripes(rig)
+    assert all(is_whole(rig, stripe) for stripe in stripes(rig))
+
+
+def test_shards_get_hosts_of_their_own_as_far_as_can_be() -> None:
+    assert apart([["a"], ["a", "b"], ["b", "c"]]) == ["a", "b", "c"]
+    assert apart([["a", "b"], ["a"], ["b"]]).count("") == 1
+    assert apart([["a", "b", "c"], ["a", "b"], ["a"]]) == ["c", "b", "a"]
+    assert apart([[], ["a"]]) == ["", "a"]
 
 
 def test_pages_that_want_more_replicas_than_parity_gives_are_left_alone() -> None:
