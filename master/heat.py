@@ -84,14 +84,9 @@ def note_reads(
         run.reads = reads = faded + share * stretch.count / pages
         run.reads_at_s = now_s
         is_simple = tree.parts == 1 and run.copies
-        page_bytes = run.copies[0].part_bytes if is_simple else _page_bytes(run)
+        page_bytes = run.copies[0].part_bytes if is_simple else run.page_bytes
         if reads * pages * page_bytes > quiet_bytes:
             _consider(core, run, _read_bytes_per_s(core, run), host)
-
-
-def _page_bytes(run: Run) -> int:
-    """Of one replica of a page."""
-    return sum({copy.part: copy.part_bytes for copy in run.copies}.values())
 
 
 def _consider(core: Core, run: Run, read_bytes_per_s: float, host: str) -> None:
@@ -175,7 +170,7 @@ def _read_bytes_per_s(core: Core, run: Run) -> float:
         return 0.0
     window_s = core.replica_policy.policy.window_s
     reads = run.reads * exp((run.reads_at_s - core.now) / window_s)
-    return reads / window_s * len(run) * _page_bytes(run)
+    return reads / window_s * len(run) * run.page_bytes
 
 
 def _runs(core: Core, hot: Hot) -> Iterator[Run]:

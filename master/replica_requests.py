@@ -74,10 +74,7 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
 def _need_bytes(core: Core, need: Need) -> int:
     """Of one replica of its pages."""
     stretches = core.tree(need.namespace).stretches(need.keys)
-    return sum(
-        stretch.count * sum({c.part: c.part_bytes for c in stretch.run.copies}.values())
-        for stretch in stretches
-    )
+    return sum(stretch.count * stretch.run.page_bytes for stretch in stretches)
 
 
 def _row(core: Core, ordinal: int, count: Count) -> NamespaceReplicas:

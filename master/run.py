@@ -150,6 +150,11 @@ class Run(msgspec.Struct, gc=False, eq=False):
         """Key of the last page."""
         return self.keys[-KEY_BYTES:]
 
+    @property
+    def page_bytes(self) -> int:
+        """Of all parts of a page that lie anywhere, each counted once."""
+        return sum({copy.part: copy.part_bytes for copy in self.copies}.values())
+
     def page_of(self, key: bytes) -> int:
         """Position of `key`, which is in this run."""
         page = index_of(self.keys, key)
