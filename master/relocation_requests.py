@@ -25,7 +25,7 @@ from kvstore.wire.messages.relocation import (
 )
 from master import placing, rebalancing
 from master.packed import split_keys
-from master.relocations import Amount, Relocation, end, mark, name_of, value_of
+from master.relocations import Amount, Relocation, end, name_of, value_of
 from master.segments import Medium, SegmentState
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ def get_relocations(core: Core, caller: Caller, message: GetRelocations) -> None
 
 
 def _mark(core: Core, worker: str, *, drained: bool) -> None:
-    mark(core, worker, drained=drained)
+    """From now on nothing is planned at this worker, or again as at any other."""
+    known = core.workers.get(worker)
+    for segment in known.segments.values() if known is not None else ():
+        segment.drained = drained
     placing.segments_changed(core)
 
 

@@ -240,13 +240,6 @@ def value_of(relocation: Relocation) -> bytes:
     return encode(relocation.wish)
 
 
-def mark(core: Core, worker: str, *, drained: bool) -> None:
-    """From now on nothing is planned at this worker, or again as at any other."""
-    known = core.workers.get(worker)
-    for segment in known.segments.values() if known is not None else ():
-        segment.drained = drained
-
-
 def end(
     core: Core,
     relocation: Relocation,
