@@ -124,7 +124,7 @@ class RepairQueue:
         for number, need in enumerate(list(self._needs.values()), 1):
             if need.bucket != NOWHERE and namespace in (None, need.namespace):
                 need.tries = 0
-                need.surplus_at_s = min(need.surplus_at_s, -inf)
+                need.surplus_at_s = -inf
                 self.wait(need, now_s, "")
             if number % HURRIED_PER_STEP == 0:
                 yield
