@@ -24,7 +24,7 @@ PART: Final = 0
 
 def hashed(reads: PeerReads, message: HashParity) -> ParityHashed:
     """Read the data, encode it, hash what comes out; of what could not be read, why that was."""
-    from kvstore.erasure import encode
+    from kvstore.erasure import encode  # the library is loaded by who has parity to make
 
     page = parity_asked(message)
     gathered = reads.gather(page, message.part_bytes, message.segments)

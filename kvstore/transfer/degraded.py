@@ -140,7 +140,7 @@ class Gathering:
 
     def decode(self, page: int, into: memoryview) -> Outcome:
         """Fill `into` with what a page is; TRANSPORT, and it stays as it is, where k lack."""
-        from kvstore.erasure import decode
+        from kvstore.erasure import decode  # the library is loaded by who has to decode
 
         asked, have = self._pages[page], self._have[page]
         if len(have) < asked.k:
