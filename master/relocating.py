@@ -192,7 +192,7 @@ class Visit:
 
 def _lacking(core: Core, relocation: Relocation, stretch: Stretch, copy: Copy) -> list[range]:
     """Pages of a stretch that have to be copied before this copy of them may go, if ever; those of
-    one range lie in equally many places.
+    one range lie in the same places.
     """
     run, wish = stretch.run, relocation.wish
     pages = range(stretch.page, min(len(run), stretch.page + stretch.count))
@@ -206,11 +206,18 @@ def _lacking(core: Core, relocation: Relocation, stretch: Stretch, copy: Copy) -
         if not here[page] or counts[page] >= goal:
             continue
         last = found[-1] if found else range(0)
-        if last and last.stop == page and counts[page] == counts[last.start]:
+        if last and last.stop == page:
             found[-1] = range(last.start, page + 1)
         else:
             found.append(range(page, page + 1))
-    return found
+    return [alike for each in found for alike in _alike(run, copy.part, each)]
+
+
+def _alike(run: Run, part: int, pages: range) -> Iterator[range]:
+    while pages:
+        first = replica_counts.alike(run, part, pages)
+        yield first
+        pages = pages[len(first) :]
 
 
 def _may_go_now(core: Core, run: Run, copy: Copy) -> bool:

@@ -65,7 +65,7 @@ def make_replicas(
     asked = replica_counts.asked(core, run)
     while (first := scarce.find(1)) >= 0:
         source = _source(core, run, part, first)
-        pages = _stretch(scarce, held, source, first)
+        pages = _stretch(run, scarce, source, first)
         presses = work.need.presses and held[first] < asked
         mark = _mark(core, is_for_heat=held[first] >= asked)
         done = _copy(core, run, source, pages, work, inf if presses else mark)
@@ -99,14 +99,11 @@ def _source(core: Core, run: Run, part: int, page: int) -> Copy:
     return min(readable, key=cost)
 
 
-def _stretch(scarce: bytearray, held: bytes, source: Copy, first: int) -> range:
-    """Pages from `first` on that stand alike, and that this copy has, as many as go at once."""
-    stop = min(len(scarce), first + moves.pages_at_once(source.part_bytes))
-    here = source.present(first, stop)
-    page = first + 1
-    while page < stop and scarce[page] and here[page - first] and held[page] == held[first]:
-        page += 1
-    return range(first, page)
+def _stretch(run: Run, scarce: bytearray, source: Copy, first: int) -> range:
+    """Pages from `first` on that lie alike, this copy's among them, as many as go at once."""
+    gap = scarce.find(0, first, first + moves.pages_at_once(source.part_bytes))
+    stop = gap if gap >= 0 else min(len(scarce), first + moves.pages_at_once(source.part_bytes))
+    return replica_counts.alike(run, source.part, range(first, stop))
 
 
 def _copy(core: Core, run: Run, source: Copy, pages: range, work: Work, mark: float) -> int:

@@ -183,6 +183,19 @@ def held(core: Core, run: Run, part: int, copies: Iterable[Copy]) -> Held:
     return Held(counts, everywhere.to_bytes(len(run), "little"))
 
 
+def alike(run: Run, part: int, pages: range) -> range:
+    """The first of these pages in a row whose part lies, or is about to lie, in the same places:
+    where one more of them may go, all may.
+    """
+    columns = [c.present(pages.start, pages.stop) for c in run.copies_of(part) if c.absent]
+    opened = (open_pages(run, plan) for plan in run.plans if plan.part == part)
+    columns += [each[pages.start : pages.stop] for each in opened if each]
+    for page in range(1, len(pages)):
+        if any(column[page] != column[0] for column in columns):
+            return pages[:page]
+    return pages
+
+
 @cache
 def _below(wanted: int) -> bytes:
     """To translate counts: 1 where they are lower."""
