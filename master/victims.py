@@ -218,7 +218,9 @@ def _worth(core: Core, run: Run, segment: Segment) -> int:
     covered = _covered_tail(run, segment)
     if not covered:
         return Worth.LAST
-    replicas = _scarcest(core, run, covered)
+    here = run.held_by(copy for copy in run.copies if copy.segment is segment)
+    counts = zip(_got(core, run, covered), here[covered.start : covered.stop], strict=True)
+    replicas = min(count for count, is_here in counts if is_here)
     if replicas > replica_counts.asked(core, run):
         return Worth.SURPLUS
     return Worth.SPARE if replicas > 1 else Worth.LAST
@@ -259,20 +261,21 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
 def _evict_copies(core: Core, segment: Segment, run: Run, pages: range) -> int:
     core.counters[f"copies_evicted_{segment.tier}"] += len(pages)
     here = [copy for copy in run.copies if copy.segment is segment]
-    before = _scarcest(core, run, pages)
+    before = _got(core, run, pages)
     freed = sum(retire_copy(core, run, copy, pages.start, len(pages)) for copy in here)
-    after = _scarcest(core, run, pages)
-    if after < before:
-        _thin(core, run, after)
+    after = _got(core, run, pages)
+    fewer = [count for count, earlier in zip(after, before, strict=True) if count < earlier]
+    if fewer:
+        _thin(core, run, min(fewer))
     return freed
 
 
-def _scarcest(core: Core, run: Run, pages: range) -> int:
-    """How many replicas these pages have at least."""
+def _got(core: Core, run: Run, pages: range) -> bytes:
+    """How many replicas each of these pages has; nobody need know where one host lends."""
     if core.domains < 2:
-        return 1
+        return b""
     got = replica_counts.got(core, run, core.tree(run.namespace).parts)
-    return min(got[pages.start : pages.stop])
+    return got[pages.start : pages.stop]
 
 
 def _thin(core: Core, run: Run, left: int) -> None:

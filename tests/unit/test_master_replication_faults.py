@@ -10,11 +10,12 @@ import pytest
 from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
 from kvstore.wire.messages.reads import Lookup
 from kvstore.wire.messages.relocation import StartRelocation
-from kvstore.wire.messages.replicas import SetReplicas
+from kvstore.wire.messages.replicas import RepairNow, SetReplicas
 from master import census
 from master.events import CommandAnswered
 from master.state import STEPS_PER_TICK
 from master.tunables import Tunables
+from master.victims import evict_copy, evict_tail
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.test_master_replication import PAGES, copies, got, rig_of, run_of
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 PARTS = 8
 EVERY = tuple(range(PARTS))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """Three workers of three hosts."""
+    return rig_of("w1", "w2", "w3")
 
 
 def full_target(*, leased: bool) -> tuple[Rig, OpenedNamespace]:
@@ -210,3 +217,53 @@ def test_a_new_master_waits_for_the_workers_of_the_last_one(*, comes: bool) -> N
     assert bool(copies(rig)) is not comes
     there = [got(rig, run.keys[:32]) for run in rig.master.core.tree(1).all_runs()]
     assert there == [[2] * 4] * len(there)
+
+
+def mixed(rig: Rig, space: OpenedNamespace) -> list[str]:
+    """Three workers, of which the first has all of KEYS, the others half of them each."""
+    rig.ask(rig.open("operator", "", "kvharbor"), SetReplicas(space.id, 3))
+    space.put(KEYS)
+    rig.pass_time(13.0)  # so that no lease of what was copied runs
+    run = run_of(rig)
+    segments = [copy.segment for copy in run.copies]
+    for page in range(PAGES):
+        assert evict_copy(rig.master.core, segments[1 + (page < PAGES // 2)], run, page)
+    assert got(rig) == [2] * PAGES
+    run.thinned = False
+    return [segment.worker for segment in segments]
+
+
+def test_pages_that_lie_in_different_places_each_get_one_more(rig: Rig) -> None:
+    space = rig.open_namespace()
+    mixed(rig, space)
+    space.match(KEYS)
+    rig.ask(rig.open("operator", "", "kvharbor"), RepairNow(space.id))
+    rig.pass_time(3.0)
+    assert got(rig) == [3] * PAGES
+
+
+def test_a_drain_copies_each_page_where_it_is_not_yet(rig: Rig) -> None:
+    space = rig.open_namespace()
+    drained, *_ = mixed(rig, space)
+    operator = rig.open("operator", "", "kvharbor")
+    rig.ask(operator, SetReplicas(space.id, 2))
+    before = copies(rig)
+    rig.ask(operator, StartRelocation("drain", source=drained))
+    rig.pass_time(0.1, 0.05)
+    assert copies(rig) == before + 2, "by the drain, before anything goes"
+    rig.pass_time(3.0)
+    assert not rig.workers[drained].records
+    assert got(rig) == [2] * PAGES
+
+
+def test_a_replica_that_eviction_takes_beside_a_hole_is_not_made_again(rig: Rig) -> None:
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(0.5)
+    space.remove(KEYS[: 32 * (PAGES - 1)])
+    rig.pass_time(11.0)
+    run = run_of(rig, KEYS[-32:])
+    assert got(rig, KEYS[-32:])[-1] == 2
+    assert evict_tail(rig.master.core, run.copies[0].segment, run, PAGES * 4096)
+    rig.tick()
+    assert run.thinned, "nor forgotten (I34)"
