@@ -9,7 +9,6 @@ for known published traces the figures to reach are known too.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -17,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from benchmarks import traced
 from benchmarks.exact import exact_hit_ratio
-from benchmarks.harness import Report, arguments
+from benchmarks.harness import Report
 from benchmarks.optimum import offline_optimum, session_hints
 from benchmarks.sessions import chat_trace
 from benchmarks.two_tiers import HINTS_RIGHT, SEED, ToReach, TwoTiers, compare
 from kvstore import limits
-from kvstore.errors import KVStoreError
-from kvstore.exit_codes import exit_code_of
 from kvstore.replica import Tier
 from master.replay.figures import Figures, replay
 from master.replay.pool import Setting, VirtualPool, policy_written
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "lrfu"
 BASE: Final = "lru"
-TRACE_VARIABLE: Final = "KVHARBOR_TRACE"
 LONG_S: Final = 3600.0
 QUICK_S: Final = 900.0
 SESSIONS_PER_S: Final = 1.5
@@ -129,20 +126,10 @@ class Deployed(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Run it."""
-    options = arguments(__doc__ or "", _options)
-    try:
-        return _measure(options)
-    except KVStoreError as error:
-        print(f"policies: {error}", file=sys.stderr)
-        return int(exit_code_of(error))
+    return traced.run("policies", __doc__ or "", _options, _measure)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    known = os.environ.get(TRACE_VARIABLE)
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", default=known and Path(known),
-        help=f"requests, one JSON object a line; ${TRACE_VARIABLE} unless given",
-    )  # fmt: skip
     parser.add_argument("--page-tokens", type=int, default=TRACE_PAGE_TOKENS)
     parser.add_argument(
         "--policies",

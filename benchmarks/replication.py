@@ -10,22 +10,19 @@ puts nor copies. Without a trace a made-up one of chats is used.
 
 from __future__ import annotations
 
-import os
 import sys
 from itertools import chain
 from math import exp
-from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from benchmarks.harness import GB, Report, arguments
+from benchmarks import traced
+from benchmarks.harness import GB, Report
 from benchmarks.sessions import chat_trace
 from kvstore import limits
-from kvstore.errors import KVStoreError
-from kvstore.exit_codes import exit_code_of
 from master.replay.pool import PUT_WAIT_S, Setting, VirtualPool, policy_written
 from master.replay.trace import TRACE_PAGE_TOKENS, Trace, TraceRequest, read_trace
 
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
     from benchmarks.harness import Figure
 
-TRACE_VARIABLE: Final = "KVHARBOR_TRACE"
 SEED: Final = 1
 QUICK_S: Final = 1200.0
 LONG_S: Final = 2400.0
@@ -180,20 +176,10 @@ class Cluster:
 
 def main() -> int:
     """Run it."""
-    options = arguments(__doc__ or "", _options)
-    try:
-        return _measure(options)
-    except KVStoreError as error:
-        print(f"replication: {error}", file=sys.stderr)
-        return int(exit_code_of(error))
+    return traced.run("replication", __doc__ or "", _options, _measure)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    known = os.environ.get(TRACE_VARIABLE)
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", default=known and Path(known),
-        help=f"requests, one JSON object a line; ${TRACE_VARIABLE} unless given",
-    )  # fmt: skip
     parser.add_argument("--requests", type=int, help="at most, from the start of the trace")
     parser.add_argument("--speeds", default=None, help="times as many a second, by comma")
     parser.add_argument("--pages", type=int, help="that each host holds")
