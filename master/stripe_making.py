@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
 
 MAKING_MAX: Final = 4
+REST_S: Final = 2.0
 CANDIDATES_MAX: Final = 64
 """Of one size on one host."""
 CLASSES_MAX: Final = 256
@@ -92,12 +93,29 @@ def make(core: Core, code: Code) -> None:
         return
     stripes.lacks = "" if len(stripes) < STRIPES_MAX else f"{STRIPES_MAX} stripes are the most"
     drives = _drives(core)
-    stripes.turn = (stripes.turn + 1) % len(drives)
-    _note_cold(core, drives[stripes.turn], code)
+    if core.now >= stripes.search_at_s:
+        _search(core, drives, code)
     for (tenant, part_bytes), by_host in stripes.candidates.items():
         while len(stripes.making) < MAKING_MAX and len(stripes) < STRIPES_MAX:  # I7
             if not _begin(core, code, by_host, tenant, part_bytes):
                 break
+
+
+def _search(core: Core, drives: list[Segment], code: Code) -> None:
+    """Look through the next drive; rest when all were looked through in vain."""
+    stripes = core.stripes
+    stripes.turn = (stripes.turn + 1) % len(drives)
+    known = _noted(core)
+    _note_cold(core, drives[stripes.turn], code)
+    stripes.in_vain = stripes.in_vain + 1 if _noted(core) == known else 0
+    if stripes.in_vain > len(drives):
+        stripes.in_vain = 0
+        stripes.search_at_s = core.now + REST_S
+
+
+def _noted(core: Core) -> int:
+    hosts = (each for by_host in core.stripes.candidates.values() for each in by_host.values())
+    return sum(map(len, hosts))
 
 
 def _note_cold(core: Core, segment: Segment, code: Code) -> None:

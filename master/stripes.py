@@ -108,8 +108,9 @@ class Stripes:
     """All stripes, those that want to be looked at, and those that are being made."""
 
     __slots__ = (
-        "_members", "_numbers", "_wakeup", "by_number", "candidates", "lacks", "look_at_s",
-        "making", "parity", "parity_bytes", "pending", "place", "roomy", "turn",
+        "_members", "_numbers", "_wakeup", "by_number", "candidates", "in_vain", "lacks",
+        "look_at_s", "making", "parity", "parity_bytes", "pending", "place", "roomy", "search_at_s",
+        "turn",
     )  # fmt: skip
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -133,6 +134,10 @@ class Stripes:
         """Cold parts of pages by tenant and size, then by host: namespace, part and key."""
         self.roomy: tuple[float, dict[int, list[Segment]]] = (-1.0, {})
         """Drives with room by size class, as of when."""
+        self.search_at_s = 0.0
+        """When drives are looked through again for cold pages."""
+        self.in_vain = 0
+        """Drives that were, one after the other, without any being found."""
         self.turn = 0
         """Which drive is looked through next."""
         self.lacks = ""

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from master.stripes import Member
 
 LOOK_S: Final = 0.1
-TENDED_PER_LOOK: Final = 32
+MENDED_PER_LOOK: Final = 16
+ROUND_PER_LOOK: Final = 8
+"""Stripes of which nobody knows that they lack anything."""
 SETTLED_S: Final = 60.0
 """After its start a master waits no longer for workers before it believes that pages are gone."""
 
@@ -45,11 +47,11 @@ def look(core: Core) -> None:
     if code is None and not stripes:
         return
     stripes.look(core.now + LOOK_S)
-    for stripe in list(islice(stripes.pending, TENDED_PER_LOOK)):
+    for stripe in list(islice(stripes.pending, MENDED_PER_LOOK)):
         del stripes.pending[stripe]
         if core.now < stripe.rebuild_at_s or _tend(core, stripe):
             stripes.pending[stripe] = None  # behind the others
-    for stripe in stripes.next_of_round(TENDED_PER_LOOK):
+    for stripe in stripes.next_of_round(ROUND_PER_LOOK):
         if stripe not in stripes.pending and _tend(core, stripe):
             stripes.pending[stripe] = None
     if code is not None:
@@ -151,6 +153,8 @@ def _target(
 def _trim(core: Core, stripe: Stripe, every: list[Standing]) -> None:
     """Let go of replicas that parity stands for, so that each shard is on a host of its own."""
     hosts = [_hosts(core, each) for each in every]
+    if max(map(len, hosts)) < 2:
+        return  # the usual case: each lies once
     own = apart(hosts)
     for each, mine, kept in zip(every, hosts, own, strict=True):
         run = each.run
