@@ -128,6 +128,10 @@ def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
     page = run.page_of(key)
     copy = run.copy_at(segment, page, chunk.offset(slot))
     run.clear(copy, page)
+    if run.thinned and run.copies:  # by so many, and not by this one
+        run.thinned = False
+        due_s = max(core.now, core.replication.patient_until_s)
+        core.replication.note(core, tree, run.keys, due_s)
     if core.stripes:
         degraded.lost(core, run, copy, page)
     prune(core, tree, run)

@@ -267,3 +267,20 @@ def test_a_replica_that_eviction_takes_beside_a_hole_is_not_made_again(rig: Rig)
     assert evict_tail(rig.master.core, run.copies[0].segment, run, PAGES * 4096)
     rig.tick()
     assert run.thinned, "nor forgotten (I34)"
+
+
+def test_what_was_thinned_out_and_lost_besides_is_made_again() -> None:
+    rig = rig_of("w1", "w2", "w3", "w4")
+    space = rig.open_namespace()
+    rig.ask(rig.open("operator", "", "kvharbor"), SetReplicas(space.id, 3))
+    space.put(KEYS)
+    rig.pass_time(13.0)
+    run = run_of(rig)
+    thinned, lost, _ = (copy.segment for copy in run.copies)
+    for page in range(PAGES):
+        assert evict_copy(rig.master.core, thinned, run, page)
+    rig.pass_time(20.0)
+    assert got(rig) == [2] * PAGES, "eviction has decided"
+    rig.workers[lost.worker].leave()
+    rig.pass_time(25.0)
+    assert got(rig) == [3] * PAGES
