@@ -93,9 +93,14 @@ class Namespaces:
         self._last_ordinal = max(self._last_ordinal, known.ordinal)
 
 
-def _tree(core: Core, namespace: Namespace, ordinal: int) -> Tree:
+def _added(
+    core: Core, namespace: Namespace, ordinal: int, ttl_s: float | None, replicas: int
+) -> KnownNamespace:
     # An opaque object is one part until objects larger than a chunk are cut by the client.
-    return Tree(ordinal, max(1, len(namespace.parts)), core.expiry)
+    tree = Tree(ordinal, max(1, len(namespace.parts)), core.expiry)
+    known = KnownNamespace(namespace, ordinal, tree, ttl_s, is_durable=False, replicas=replicas)
+    core.namespaces.add(known)
+    return known
 
 
 def restore(core: Core, key: str, value: bytes) -> None:
@@ -110,10 +115,8 @@ def restore(core: Core, key: str, value: bytes) -> None:
     namespace = open_layout(message.content, message.layout)
     if key != PREFIX + namespace.id.hex():
         raise ConfigError(f"metadata value {key}: holds namespace {namespace.id.hex()}")
-    tree = _tree(core, namespace, ordinal)
-    known = KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=True)
-    known.replicas = message.replicas
-    core.namespaces.add(known)
+    known = _added(core, namespace, ordinal, message.ttl_s, message.replicas)
+    known.is_durable = True
 
 
 def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
@@ -126,17 +129,15 @@ def open_namespace(core: Core, caller: Caller, message: OpenNamespace) -> None:
     known = core.namespaces.find(namespace.id)
     if known is None:
         ordinal = core.namespaces.next_ordinal()
-        tree = _tree(core, namespace, ordinal)
-        known = KnownNamespace(namespace, ordinal, tree, message.ttl_s, is_durable=False)
-        known.replicas = message.replicas
-        core.namespaces.add(known)
+        known = _added(core, namespace, ordinal, message.ttl_s, message.replicas)
         _write(core, known)
     else:
         ttl_s = known.ttl_s if message.ttl_s is None else message.ttl_s
         replicas = message.replicas or known.replicas
+        if replicas != known.replicas:
+            core.replication.want_scan(core.now)
         if (ttl_s, replicas) != (known.ttl_s, known.replicas):
             known.ttl_s, known.replicas = ttl_s, replicas
-            core.replication.want_scan(core.now)
             _write(core, known)
     answer = NamespaceOpened(namespace.id, known.ordinal)
     if known.writing is None:
@@ -158,11 +159,7 @@ def set_replicas(
 
 def open_own(core: Core, namespace: Namespace) -> KnownNamespace:
     """A namespace of the pool's own, of which one replica is enough; it may not be durable yet."""
-    ordinal = core.namespaces.next_ordinal()
-    tree = _tree(core, namespace, ordinal)
-    known = KnownNamespace(namespace, ordinal, tree, None, is_durable=False)
-    known.replicas = 1
-    core.namespaces.add(known)
+    known = _added(core, namespace, core.namespaces.next_ordinal(), None, 1)
     _write(core, known)
     return known
 

@@ -60,8 +60,6 @@ REPLICATION: Final[dict[str, Callable[[], ReplicationPolicy]]] = {
     "observe": partial(ReadRate, acts=False),
     "off": Off,
 }
-
-
 ERASURE: Final[dict[str, Callable[[], ErasurePolicy]]] = {
     "off": NoStripes,
     "reed-solomon": ReedSolomon,

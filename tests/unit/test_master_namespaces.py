@@ -107,6 +107,20 @@ def test_a_namespaces_replicas_are_durable_and_leave_its_ttl_alone() -> None:
     assert rig.store == stored
 
 
+def test_only_another_number_of_replicas_has_all_pages_looked_through() -> None:
+    rig = Rig()
+    for name in ("w1", "w2"):
+        rig.add_worker(name)
+    rig.ask(rig.engine, opened(ttl_s=60.0))
+    rig.pass_time(60.0)
+    scans = rig.master.core.replication.scans
+    assert not scans
+    rig.ask(rig.engine, opened(ttl_s=70.0))
+    assert not scans
+    rig.ask(rig.engine, msgspec.structs.replace(opened(), replicas=3))
+    assert scans
+
+
 def test_values_of_before_there_were_replicas_ask_for_none() -> None:
     rig = Rig()
     rig.open_namespace()
