@@ -76,6 +76,10 @@ class Awaited:
         for key in split_keys(keys):
             self._woken.update(self._by_page.get((namespace, key), {}))
 
+    def wake_all(self) -> None:
+        """Fewer replicas can be had by now: some may wait in vain."""
+        self._woken.update(dict.fromkeys(self.by_deadline))
+
     def drop(self, session: Session) -> None:
         """Nobody is there any more who could be answered."""
         for wait in [each for each in self.by_deadline if each.caller.session is session]:

@@ -146,6 +146,9 @@ class Replication:
             self.note_loss(back_s)
         if not self.domains <= before:
             self.want_scan(core.now)
+        if self.awaited and not before <= self.domains:
+            self.awaited.wake_all()
+            self.look(core.now)
 
     def next_s(self) -> float:
         """When the next look is wanted."""

@@ -10,7 +10,7 @@ import pytest
 from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
 from kvstore.wire.messages.reads import Lookup
 from kvstore.wire.messages.relocation import StartRelocation
-from kvstore.wire.messages.replicas import RepairNow, SetReplicas
+from kvstore.wire.messages.replicas import AwaitReplicas, RepairNow, ReplicasCounted, SetReplicas
 from master import census
 from master.events import CommandAnswered
 from master.state import STEPS_PER_TICK
@@ -284,3 +284,17 @@ def test_what_was_thinned_out_and_lost_besides_is_made_again() -> None:
     rig.workers[lost.worker].leave()
     rig.pass_time(25.0)
     assert got(rig) == [3] * PAGES
+
+
+def test_nobody_waits_for_replicas_on_hosts_that_have_gone() -> None:
+    rig = rig_of("w1", "w2")
+    worker = rig.workers["w2"]
+    worker.ask(ReportSegment(worker.segment, 1, "read_only", "a bad disk"))
+    space = rig.open_namespace()
+    space.put(KEYS)
+    assert rig.ask(rig.engine, AwaitReplicas(space.id, KEYS, 60.0)) is None
+    request = rig.last_request
+    worker.leave()
+    rig.pass_time(5.0)
+    counted = rig.reply(rig.engine, request)
+    assert counted == ReplicasCounted(bytes([1]) * PAGES, bytes([1]) * PAGES)
