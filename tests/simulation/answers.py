@@ -54,6 +54,9 @@ FAILURES_EXPECTED: Final = frozenset(
 registration, and know of a higher epoch than who it asks."""
 LET_GO: Final = frozenset((FreeExtents.__name__, "retired"))
 """Why a page is missing that the master has let go, and nobody else."""
+WAS_AWAY: Final = "its worker was away"
+IS_AWAY: Final = "its worker is away"
+AWAY: Final = frozenset((WAS_AWAY, IS_AWAY))
 LATE_REMOVE_S: Final = 30.0
 """A remove may still be on its way when its caller has given up on it."""
 
@@ -238,6 +241,9 @@ class Answers:
         is_incomplete = len(master_view.parts(master, namespace)) > 1
         if reason not in LET_GO or has_rotten or is_incomplete:
             return
+        places = checks.history.pages[key].sealed
+        if any(self._why_part_missing(master, place) in AWAY for place in places):
+            return  # one replica was let go of while another was there, which was lost since
         if checks.history.is_pinned(key, checks.world.now):
             checks.fail("I31", f"{key[:4].hex()} is pinned, and missing: {reason}")
 
@@ -273,9 +279,9 @@ class Answers:
         if master_view.state_of(master, place) == ExtentState.RETIRED.name:
             return "retired"
         if self._checks.registrations[place.segment] >= place.at_s:
-            return "its worker was away"
+            return WAS_AWAY
         if not master_view.is_readable(master, place.segment):
-            return "its worker is away"
+            return IS_AWAY
         return None
 
     def _adds_up(self, reply: Status) -> None:

@@ -159,11 +159,12 @@ def options_of(seed: int) -> Options:
     drawn = replace(drawn, **_more_of(random))
     # Of dice of their own, so that the others fall as they always did.
     drawn = replace(drawn, **_replicas_of(Random(f"replicas {seed}"), drawn.workers))
-    pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
-    masters = _masters_of(random, drawn.fault_kinds)
     heat_bytes_per_s = Random(f"heat {seed}").choice((0.0, 0.0, 4.0 * limits.KIB))
     drawn = replace(drawn, heat_bytes_per_s=heat_bytes_per_s)
-    return replace(drawn, scrub_bytes_per_s=pace, **masters)
+    pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
+    wishes = Random(f"operator {seed}").choice((0.0, 0.0, 0.3)) if drawn.workers > 1 else 0.0
+    masters = _masters_of(random, drawn.fault_kinds)
+    return replace(drawn, scrub_bytes_per_s=pace, relocations=wishes, **masters)
 
 
 def _more_of(random: Random) -> dict[str, Any]:
