@@ -1,4 +1,4 @@
-"""`kvharbor policy`: what a running pool evicts, writes to drives, where, and how often."""
+"""`kvharbor policy`: the policies by which a running pool decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 app = typer.Typer(
-    help="See and change how the pool evicts, admits to drives, places, and replicates.",
+    help="See and change how the pool evicts, admits to drives, places, replicates and stripes.",
     no_args_is_help=True,
 )
 
