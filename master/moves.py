@@ -342,7 +342,4 @@ def _ask_why(core: Core, move: Move, outcomes: bytes) -> None:
             name = _NAMES.get(outcome, "unknown")
             core.counters[f"{'copies' if is_copy else 'moves'}_{name}"] += 1
         if outcome in doubts and is_its_life:
-            suspect = Suspect(move.source, offsets[page], generations[page])
-            span = move.source.allocator.locate(suspect.offset)
-            if span is not None and span.holds(suspect.generation):
-                check(core, suspect)
+            check(core, Suspect(move.source, offsets[page], generations[page]))

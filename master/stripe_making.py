@@ -20,12 +20,12 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import Tier
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.stripes import HashParity, ParityHashed
-from master import degraded, namespaces, placing, replica_counts, suspects, victims
+from master import degraded, namespaces, placing, replica_counts, victims
 from master.events import Command
 from master.packed import WORD, words
 from master.segments import Segment
 from master.stripes import PARITY, PREFIX, STRIPES_MAX, Member, Stripe, pack, parity_key
-from master.suspects import Suspect
+from master.suspects import Suspect, check
 from policies import registry
 from policies.erasure.protocol import Code, Resting
 
@@ -295,18 +295,12 @@ def answered(core: Core, command: CommandId, reply: Message | None) -> bool:
     core.counters["stripes_failed"] += 1
     for source, outcome in zip(making.sources, hashed.outcomes, strict=False):
         if outcome in _DOUBTS:
-            _suspect(core, source)
+            check(core, source)
     return True
 
 
 def _find(core: Core, member: Member) -> Stripe | None:
     return core.stripes.find(member.namespace, member.part, member.key)
-
-
-def _suspect(core: Core, suspect: Suspect) -> None:
-    span = suspect.segment.allocator.locate(suspect.offset)
-    if span is not None and span.holds(suspect.generation):
-        suspects.check(core, suspect)
 
 
 def _enter(core: Core, making: Making, checksums: bytes) -> None:

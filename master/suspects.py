@@ -46,15 +46,16 @@ def report_suspect(core: Core, caller: Caller, message: ReportSuspect) -> None:
 
 
 def check(core: Core, suspect: Suspect) -> None:
-    """Have the worker verify the payload of this extent, which is sealed."""
+    """Have the worker verify the payload of this extent, if that is sealed still."""
+    span = suspect.segment.allocator.locate(suspect.offset)
+    if span is None or not span.holds(suspect.generation):
+        return
     if not suspect.segment.takes_orders or suspect in core.suspects:
         return
     if len(core.suspects) >= limits.SUSPECTS_MAX:  # I7: the next reader will report it again
         core.counters["suspects_dropped"] += 1
         return
     core.suspects.add(suspect)
-    span = suspect.segment.allocator.locate(suspect.offset)
-    assert span is not None, suspect
     order = core.orders.new(OrderKind.CHECK, suspect.segment, span.chunk.size_class)
     order.offsets.append(suspect.offset)
     order.generations.append(suspect.generation)
