@@ -232,12 +232,10 @@ def _elsewhere(core: Core, run: Run, part: int, leaves: str = "") -> bytes:
     real: a stripe stands in for the others only.
     """
     there = replica_counts.staying(core, run, part, leaves)
-    spare = core.stripes.spare(run.namespace, part, run.keys)
-    if not spare:
+    more = replica_counts.stood_for(core, run, part)
+    if not more:
         return there
-    lasting = replica_counts.asked(core, run) - 1
-    pairs = zip(there, spare, strict=True)
-    return bytes(count and count + min(more, lasting) for count, more in pairs)
+    return bytes(count and count + each for count, each in zip(there, more, strict=True))
 
 
 def _goal(core: Core, run: Run) -> int:

@@ -176,11 +176,20 @@ def held(core: Core, run: Run, part: int, copies: Iterable[Copy]) -> Held:
     everywhere = int.from_bytes(b"\1" * len(run), "little")
     for place in core.replication.domains:
         everywhere &= masks.get(place, 0)
-    spare = core.stripes.spare(run.namespace, part, run.keys)
-    # A stripe stands in for replicas that make a page last, not for those that share its reads.
-    lasting = asked(core, run) - 1
-    counts = _plus(_sum(run, masks), bytes(min(each, lasting) for each in spare))
+    counts = _plus(_sum(run, masks), stood_for(core, run, part))
     return Held(counts, everywhere.to_bytes(len(run), "little"))
+
+
+def stood_for(core: Core, run: Run, part: int) -> bytes:
+    """One byte a page: for how many replicas its stripe stands; empty where it stands for none.
+
+    For those that make a page last, but one that is read, and none of those that share its reads.
+    """
+    spare = core.stripes.spare(run.namespace, part, run.keys)
+    if not spare:
+        return b""
+    lasting = asked(core, run) - 1
+    return bytes(min(each, lasting) for each in spare)
 
 
 def alike(run: Run, part: int, pages: range) -> range:
