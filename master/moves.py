@@ -152,6 +152,13 @@ def copy_free_at_s(core: Core, source: Segment, target: Segment) -> float:
     return max(lane.free_at_s(core.now, rate) for lane in _copy_lanes(core, source, target))
 
 
+def may_copy_from(core: Core, worker: str) -> bool:
+    """Whether another copy from this worker may begin now, as far as that is up to it."""
+    known = core.workers.get(worker)
+    rate = core.tunables.copy_bytes_per_s
+    return known is None or known.copies.free_at_s(core.now, rate) <= core.now
+
+
 def _copy_lanes(core: Core, source: Segment, target: Segment) -> tuple[Lane, ...]:
     both = (
         {target.worker: 0} if source is core.stripes.place else {source.worker: 0, target.worker: 0}

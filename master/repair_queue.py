@@ -1,7 +1,8 @@
 """Pages that may have too few replicas, or too many: what is due when, and what comes first.
 
 Those of which fewest replicas can be read come first, then those that somebody waits for, then the
-hottest. Bounded (I7); what finds no place is found again by a scan. Pure: knows no pages' places.
+hottest. A worker that is slow holds up its own pages only: those that nobody else has wait apart.
+Bounded (I7); what finds no place is found again by a scan. Pure: knows no pages' places.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NEEDS_MAX: Final = 65_536
 GRAIN_S: Final = 0.02
@@ -54,7 +55,8 @@ class RepairQueue:
         self._needs: dict[tuple[int, bytes], Need] = {}
         """By all of their keys: chains may begin alike and part then."""
         self._waiting: Wheel[Need] = Wheel(GRAIN_S, wakeup)
-        self._ready: list[tuple[int, bool, float, int, Need]] = []
+        self._ready: dict[str, list[tuple[int, bool, float, int, Need]]] = {}
+        """By the worker that alone has some of them; empty: others have them, too."""
         self.ready: Counter[int] = Counter()
         """How many are, by rank."""
         self._number = 0
@@ -89,25 +91,32 @@ class RepairQueue:
         """Needs whose time has come; each is to be ranked, made to wait or done."""
         return self._waiting.take_due(now_s, needs_max)
 
-    def make_ready(self, need: Need, rank: int, heat: float) -> None:
-        """It is to be served, in the order of ranks."""
+    def make_ready(self, need: Need, rank: int, heat: float, only_at: str = "") -> None:
+        """It is to be served, in the order of ranks, once worker `only_at` can be read from."""
         need.rank = rank
         self.ready[rank] += 1
         self._number += 1
-        heapq.heappush(self._ready, (rank, not need.is_awaited, -heat, self._number, need))
+        entry = rank, not need.is_awaited, -heat, self._number, need
+        heapq.heappush(self._ready.setdefault(only_at, []), entry)
 
-    def take_ready(self) -> Need | None:
-        """The need that comes first; it is to be made to wait, or done."""
-        if not self._ready:
+    def take_ready(self, is_free: Callable[[str], bool]) -> Need | None:
+        """The need that comes first of those whose worker is free; it is to be made to wait, or
+        done.
+        """
+        free = [worker for worker in self._ready if not worker or is_free(worker)]
+        if not free:
             return None
-        need = heapq.heappop(self._ready)[-1]
+        worker = min(free, key=lambda each: self._ready[each][0])
+        need = heapq.heappop(self._ready[worker])[-1]
+        if not self._ready[worker]:
+            del self._ready[worker]
         self.ready[need.rank] -= 1
         need.rank = -1
         return need
 
     @property
     def has_ready(self) -> bool:
-        """Whether some are ready."""
+        """Whether some are ready, be their worker free or not."""
         return bool(self._ready)
 
     def wait(self, need: Need, at_s: float, reason: str) -> None:

@@ -10,10 +10,11 @@ table "repair" in ARCHITECTURE.md.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from master import replica_counts, trimming
+from master import moves, replica_counts, trimming
 from master.awaited import Awaited
 from master.census import Census
 from master.lately import Lately
@@ -173,9 +174,10 @@ def _serve_some(core: Core) -> None:
     state, queue = core.replication, core.replication.queue
     blocked, parts_left = 0, PARTS_SERVED
     while parts_left > 0:
-        first = queue.take_ready()
+        first = queue.take_ready(partial(moves.may_copy_from, core))
         if first is None:
-            return
+            blocked = BLOCKED_MAX
+            break
         parts_left -= _serve(core, first)
         blocked = blocked + 1 if first.reason == RATE else 0
         if blocked == BLOCKED_MAX:
@@ -202,10 +204,12 @@ def _rank(core: Core, need: Need) -> int:
     Returns how many parts they have.
     """
     parts = core.tree(need.namespace).parts
-    rank, hottest = inf, -inf
+    rank, hottest, only_at = inf, -inf, ""
     for run in _runs(core, need):
         counts = replica_counts.got(core, run, parts).replace(b"\0", b"")
         if counts:
+            if min(counts) == 1:
+                only_at = next(c.segment.worker for c in run.copies if c.segment.readable)
             rank = min(rank, *counts)
             hottest = max(hottest, core.eviction.score(run, core.now))
     if rank == inf and any(_is_joining(run) for run in _runs(core, need)):
@@ -213,7 +217,7 @@ def _rank(core: Core, need: Need) -> int:
     elif rank == inf:
         core.replication.queue.done(need)
     else:
-        core.replication.queue.make_ready(need, int(rank), hottest)
+        core.replication.queue.make_ready(need, int(rank), hottest, only_at)
     return parts
 
 

@@ -20,6 +20,10 @@ def need(
     return Need(1, chain(number, 2), due_s, presses, is_awaited)
 
 
+def everybody(_worker: str) -> bool:
+    return True
+
+
 @pytest.fixture
 def queue() -> RepairQueue:
     return RepairQueue(Wakeup())
@@ -65,13 +69,28 @@ def test_the_scarcest_come_first_then_awaited_ones_then_the_hottest(queue: Repai
         queue.make_ready(noted, rank, heat)
     assert dict(queue.ready) == {1: 3, 2: 2}
     order = []
-    while (taken := queue.take_ready()) is not None:
+    while (taken := queue.take_ready(everybody)) is not None:
         order.append(taken.keys)
         assert taken.rank < 0
         queue.done(taken)
     assert order == [chain(number, 2) for number in (3, 2, 1, 4, 0)]
     assert not queue.has_ready
     assert not queue.ready.total()
+
+
+def test_what_a_busy_worker_alone_has_holds_up_no_others(queue: RepairQueue) -> None:
+    for number, worker in enumerate(("w1", "w1", "w2", "")):
+        noted = queue.note(need(number))
+        assert noted is not None
+        queue.take_due(LATER_S, 8)
+        queue.make_ready(noted, 2 if not worker else 1, -number, worker)
+    order = []
+    while (taken := queue.take_ready(lambda worker: worker == "w2")) is not None:
+        order.append(taken.keys)
+    assert order == [chain(number, 2) for number in (2, 3)]
+    assert queue.has_ready
+    assert dict(+queue.ready) == {1: 2}
+    assert queue.take_ready(everybody) is not None
 
 
 def test_a_need_that_is_ready_is_not_made_to_wait_by_a_note(queue: RepairQueue) -> None:
@@ -81,7 +100,7 @@ def test_a_need_that_is_ready_is_not_made_to_wait_by_a_note(queue: RepairQueue) 
     queue.make_ready(noted, 1, 0.0)
     queue.note(need(due_s=5.0))
     assert noted.bucket == NOWHERE
-    assert queue.take_ready() is noted
+    assert queue.take_ready(everybody) is noted
 
 
 def test_nothing_waits_any_more_when_it_is_to_hurry(queue: RepairQueue) -> None:

@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.wire.messages.membership import InventoryEnd, ReportSegment
+from kvstore.wire.messages.puts import Ingest, PeerSource
 from kvstore.wire.messages.reads import Lookup
 from kvstore.wire.messages.relocation import StartRelocation
 from kvstore.wire.messages.replicas import AwaitReplicas, RepairNow, ReplicasCounted, SetReplicas
-from master import census
-from master.events import CommandAnswered
+from master import census, replication
+from master.events import Command, CommandAnswered
+from master.lanes import IN_FLIGHT_MAX
 from master.state import STEPS_PER_TICK
 from master.tunables import Tunables
 from master.victims import evict_copy, evict_tail
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
+from tests.unit.relocation_rig import put_at
 from tests.unit.test_master_replication import PAGES, copies, got, rig_of, run_of
 
 if TYPE_CHECKING:
     from master.census import Count
     from master.core import Core
     from master.directory import Tree
+    from master.repair_queue import Need
     from master.run import Run
 
 PARTS = 8
@@ -163,15 +167,25 @@ def test_a_drain_waits_where_all_that_is_left_may_be_dead() -> None:
     assert {copy.segment.worker for copy in run_of(rig).copies}.isdisjoint({drained, dead})
 
 
-@pytest.mark.parametrize(("parts", "served"), [(1, 8), (4, 2), (16, 1)])
-def test_a_look_serves_the_fewer_pages_the_more_parts_they_have(parts: int, served: int) -> None:
+@pytest.mark.parametrize(("parts", "count"), [(1, 8), (4, 2), (16, 1)])
+def test_a_look_serves_the_fewer_pages_the_more_parts_they_have(
+    parts: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = rig_of("w1", "w2")
-    rig.holds_moves = True
+    rig.checks = False
     space = rig.open_namespace(parts)
     for number in range(12):
         space.put(chain(number, 1), parts=tuple(range(parts)))
+    served: list[Need] = []
+
+    def serve(core: Core, need: Need) -> int:
+        served.append(need)
+        core.replication.queue.done(need)
+        return parts
+
+    monkeypatch.setattr(replication, "_serve", serve)
     rig.tick(0.05)
-    assert len([need for need in rig.master.core.replication.queue if need.reason]) == served
+    assert len(served) == count
 
 
 def test_a_scan_looks_at_the_fewer_pages_at_once_the_more_parts_they_have(
@@ -298,3 +312,31 @@ def test_nobody_waits_for_replicas_on_hosts_that_have_gone() -> None:
     rig.pass_time(5.0)
     counted = rig.reply(rig.engine, request)
     assert counted == ReplicasCounted(bytes([1]) * PAGES, bytes([1]) * PAGES)
+
+
+def test_a_slow_worker_holds_up_its_own_pages_only() -> None:
+    rig = rig_of("w1", "w2", "w3", "w4")
+    space = rig.open_namespace()
+    rig.holds_moves = True
+    put_at(rig, space, "w3", KEYS)
+    for number in range(30, 50):
+        put_at(rig, space, "w1", chain(number, 4))
+        space.match(chain(number, 4))  # so that they are hotter
+    slow: list[Command] = []
+    for _ in range(40):
+        rig.pass_time(0.05, 0.05)
+        told, rig.moves = rig.moves, []
+        for move in told:
+            assert isinstance(move.message, Ingest)
+            assert isinstance(move.message.source, PeerSource)
+            if move.message.source.segment.worker == "w1":
+                slow.append(move)
+            else:
+                rig.obey(move)
+    assert len(slow) == IN_FLIGHT_MAX
+    assert got(rig) == [2] * PAGES
+    rig.holds_moves = False
+    for move in slow:
+        rig.obey(move)
+    rig.pass_time(2.0)
+    assert got(rig, chain(49, 1)) == [2] * 4
