@@ -75,7 +75,7 @@ def lost(core: Core, run: Run, copy: Copy, page: int) -> None:
     if stripe is None:
         return
     stripe.rebuild_at_s = core.now + core.tunables.repair_after_s
-    core.stripes.want(stripe, stripe.rebuild_at_s)
+    core.stripes.want(stripe, core.now)
     if any(other.generation(page) for other in run.copies_of(copy.part)):
         return
     member = stripe.members[stripe.number_of(run.key(page), copy.part, run.namespace)]

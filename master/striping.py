@@ -49,7 +49,7 @@ def look(core: Core) -> None:
     stripes.look(core.now + LOOK_S)
     for stripe in list(islice(stripes.pending, MENDED_PER_LOOK)):
         del stripes.pending[stripe]
-        if core.now < stripe.rebuild_at_s or _tend(core, stripe):
+        if _tend(core, stripe):
             stripes.pending[stripe] = None  # behind the others
     for stripe in stripes.next_of_round(ROUND_PER_LOOK):
         if stripe not in stripes.pending and _tend(core, stripe):
@@ -73,7 +73,7 @@ def _tend(core: Core, stripe: Stripe) -> bool:
                 prune(core, core.tree(each.member.namespace), each.run)
     if not _is_settled(core):
         return True
-    if gone >= stripe.m or 2 * gone > stripe.k:
+    if _is_over(core, stripe, alive, gone):
         _dissolve(core, stripe, every)
         return False
     if alive < stripe.k:
@@ -83,6 +83,14 @@ def _tend(core: Core, stripe: Stripe) -> bool:
         stripe.spare = stripe.m - gone
     _trim(core, stripe, every)
     return lacks > 0
+
+
+def _is_over(core: Core, stripe: Stripe, alive: int, gone: int) -> bool:
+    """Whether parity protects too little, or nothing can be decoded although everybody is there."""
+    if alive >= stripe.k:
+        return gone >= stripe.m or 2 * gone > stripe.k
+    all_here = all(s.state is SegmentState.LIVE for s in core.segments.values())
+    return all_here and not core.lenders.absent
 
 
 def _is_settled(core: Core) -> bool:
@@ -121,6 +129,8 @@ def _hang_parity(core: Core, stripe: Stripe, member: Member) -> None:
 def _rebuild(core: Core, stripe: Stripe, every: list[Standing], number: int, run: Run) -> None:
     """Have a worker decode a shard, if there is one that should and none that does."""
     each = every[number]
+    if core.now < stripe.rebuild_at_s:
+        return
     if any(plan.is_open(each.member.key) for plan in run.plans if plan.part == each.member.part):
         return
     copy = next(c for c in run.copies_of(each.member.part) if c.segment is core.stripes.place)

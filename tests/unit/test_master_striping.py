@@ -276,6 +276,38 @@ def test_a_stripe_ends_when_parity_protects_nothing_more() -> None:
     assert len(keys) == 4
 
 
+def test_one_host_more_than_parity_stands_for_makes_misses_of_what_was_decoded() -> None:
+    rig = pool(4, tunables(2, 1, repair_after_s=1e6))
+    striped(rig)
+    stripe = stripes(rig)[0]
+    key = data_of(stripe)[0]
+    lose(rig, holder(rig, stripe, 0))
+    assert rig.open_namespace().probe(key) == b"\1"
+    lose(rig, holder(rig, stripe, 2))
+    rig.pass_time(1.0)
+    assert rig.open_namespace().probe(key) == b"\0"
+    assert stripe in stripes(rig), "they may come back with what they had"
+
+
+def test_a_stripe_that_cannot_be_decoded_ends_once_everybody_is_there() -> None:
+    rig = pool(4, tunables(2, 2, repair_after_s=1e6))
+    striped(rig)
+    stripe = stripes(rig)[0]
+    rig.open_namespace().remove(data_of(stripe)[0])
+    names = [holder(rig, stripe, number) for number in (2, 3)]
+    for name in names:
+        lose(rig, name)
+        rig.workers[name].records.clear()
+    rig.pass_time(2.0)
+    assert stripe in stripes(rig)
+    for name in names:
+        rig.workers[name].restart()
+        rig.workers[name].join()
+    rig.pass_time(12.0)
+    assert stripe not in stripes(rig)
+    assert rig.open_namespace().probe(data_of(stripe)[1]) == b"\1"
+
+
 def test_what_is_left_of_a_stripe_that_ended_may_be_striped_anew() -> None:
     rig = pool(4)
     keys = striped(rig, 8)
