@@ -10,7 +10,7 @@ from kvstore.wire.messages.replicas import AwaitReplicas, ReplicasCounted
 from master import awaited
 from tests.unit.master_pages import KEY, KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
-from tests.unit.test_master_replication import PAGES, rig_of, run_of
+from tests.unit.replicated_pools import PAGES, rig_of, run_of
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message

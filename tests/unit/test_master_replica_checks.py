@@ -12,7 +12,7 @@ from master.replica_checks import check_replicas
 from master.wheel import NOWHERE
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import Rig, chain
-from tests.unit.test_master_replication import rig_of, run_of
+from tests.unit.replicated_pools import rig_of, run_of
 
 if TYPE_CHECKING:
     from master.core import Core

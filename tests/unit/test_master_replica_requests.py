@@ -14,7 +14,7 @@ from master.tunables import Tunables
 from master.victims import evict_copy
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import Rig, chain, failure
-from tests.unit.test_master_replication import PAGES, got, rig_of, run_of
+from tests.unit.replicated_pools import PAGES, got, rig_of, run_of
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message

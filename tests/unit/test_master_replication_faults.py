@@ -21,7 +21,7 @@ from master.victims import evict_copy, evict_tail
 from tests.unit.master_pages import KEYS
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.relocation_rig import put_at
-from tests.unit.test_master_replication import PAGES, copies, got, rig_of, run_of
+from tests.unit.replicated_pools import PAGES, copies, got, rig_of, run_of
 
 if TYPE_CHECKING:
     from master.census import Count

@@ -10,7 +10,7 @@ from master.moves import MoveKind
 from master.retiring import retire_copy
 from tests.unit.master_pages import KEY, KEYS
 from tests.unit.master_rig import Rig, chain
-from tests.unit.test_master_replication import got, rig_of, run_of
+from tests.unit.replicated_pools import got, rig_of, run_of
 
 PAGES = 8
 
