@@ -73,9 +73,8 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
 
     Replicas that are too many, or for heat only, come first, then others than the last: a full pool
     keeps more pages so, and hits more (two hosts: 27.3 % against 20.4 % of a trace's pages, where
-    one replica of each gives 27.4 %). Pages that lie in slower tiers only
-    come last: their end would help the segment only later. Soft-pinned ones come when there is
-    nothing else.
+    one replica of each gives 27.4 %). Pages that lie in slower tiers only come last: their end
+    would help the segment only later. Soft-pinned ones come when there is nothing else.
     """
     found: dict[Run, tuple[bool, int, bool, float]] = {}
     has_pins = bool(core.pins)

@@ -21,7 +21,7 @@ class SetPolicy(Message, frozen=True, tag=75):
     """
 
     kind: str
-    """What it decides: eviction, admission (to drives), placement or replication."""
+    """What it decides: eviction, admission (to drives), placement, replication or erasure."""
     name: str
     parameters: dict[str, str]
 
