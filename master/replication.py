@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PARTS_RANKED: Final = 32
 PARTS_SERVED: Final = 8
 """Of needs, in one look: what they cost goes with their parts. One need at least."""
+SEGMENTS_FOR_PART: Final = 64
+"""So many more segments to choose from cost as much as one part more."""
 BLOCKED_MAX: Final = 4
 """Needs in a row that find no lane free: then others are not tried either."""
 COPYING_S: Final = 0.25
@@ -178,7 +180,8 @@ def _serve_some(core: Core) -> None:
         if first is None:
             blocked = BLOCKED_MAX
             break
-        parts_left -= _serve(core, first)
+        parts = _serve(core, first)
+        parts_left -= parts * (1 + len(core.segments) // SEGMENTS_FOR_PART)
         blocked = blocked + 1 if first.reason == RATE else 0
         if blocked == BLOCKED_MAX:
             break

@@ -167,11 +167,14 @@ def test_a_drain_waits_where_all_that_is_left_may_be_dead() -> None:
     assert {copy.segment.worker for copy in run_of(rig).copies}.isdisjoint({drained, dead})
 
 
-@pytest.mark.parametrize(("parts", "count"), [(1, 8), (4, 2), (16, 1)])
-def test_a_look_serves_the_fewer_pages_the_more_parts_they_have(
-    parts: int, count: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("parts", "segments", "count"), [(1, 2, 8), (4, 2, 2), (16, 2, 1), (1, 6, 2), (1, 20, 1)]
+)
+def test_a_look_serves_the_fewer_pages_the_more_parts_and_segments_there_are(
+    parts: int, segments: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = rig_of("w1", "w2")
+    monkeypatch.setattr(replication, "SEGMENTS_FOR_PART", 2 if segments > 2 else 64)
+    rig = rig_of(*(f"w{number}" for number in range(segments)))
     rig.checks = False
     space = rig.open_namespace(parts)
     for number in range(12):
