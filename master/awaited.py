@@ -15,7 +15,7 @@ from kvstore.errors import OutOfSpace
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.replicas import AwaitReplicas, ReplicasCounted
 from master import replica_counts
-from master.directory import Tree
+from master.directory import Stretch, Tree
 from master.packed import split_keys
 from master.reads import asked_namespace
 from master.seconds import check_seconds
@@ -23,12 +23,16 @@ from master.sessions import Caller
 from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from master.core import Core
+    from master.run import Run
     from master.sessions import Session
 
 WAITS_MAX: Final = 1024
 GRAIN_S: Final = 0.02
 PER_LOOK: Final = 16
+PAGES_AT_ONCE: Final = 64
 _COUNT_MAX: Final = 255
 
 
@@ -39,6 +43,8 @@ class Wait(msgspec.Struct, eq=False):
     tree: Tree
     keys: bytes
     blocked_on: bytes = b""
+    page: int = 0
+    """Those before it had what they want when they were looked at."""
     bucket: int = NOWHERE
 
 
@@ -94,17 +100,16 @@ class Awaited:
         """Answer those that have what they wait for, and those whose time is up."""
         for wait in self.by_deadline.take_due(core.now, PER_LOOK):
             self._forget(wait)
-            _, wanted, got = _count(core, wait)
-            core.reply(wait.caller, ReplicasCounted(wanted, got))
+            core.reply(wait.caller, _counted(core, wait))
         for wait in list(self._woken)[:PER_LOOK]:
             del self._woken[wait]
-            blocked_on, wanted, got = _count(core, wait)
+            blocked_on = _blocked_on(core, wait)
             if blocked_on:
                 self._unpark(wait)
                 self.park(wait, blocked_on)
             else:
                 self._forget(wait)
-                core.reply(wait.caller, ReplicasCounted(wanted, got))
+                core.reply(wait.caller, _counted(core, wait))
         if self._woken:
             core.replication.look(core.now)
 
@@ -115,33 +120,57 @@ def await_replicas(core: Core, caller: Caller, message: AwaitReplicas) -> None:
     check_seconds("timeout_s", message.timeout_s)
     awaited, tree = core.replication.awaited, known.tree
     wait = Wait(caller, tree, message.keys)
-    blocked_on, wanted, got = _count(core, wait)
-    if not blocked_on or not message.timeout_s:
-        core.reply(caller, ReplicasCounted(wanted, got))
+    if not message.timeout_s:
+        core.reply(caller, _counted(core, wait))
+        return
+    runs = dict.fromkeys([stretch.run for stretch in tree.stretches(message.keys)])
+    _want(core, tree, [run for run in runs if run.thinned])
+    blocked_on = _blocked_on(core, wait)
+    if not blocked_on:
+        core.reply(caller, _counted(core, wait))
         return
     if len(awaited) >= WAITS_MAX:  # I7
         raise OutOfSpace(f"{len(awaited)} callers wait for replicas already")
-    for stretch in tree.stretches(message.keys):
-        stretch.run.thinned = False
-        core.replication.note(core, tree, stretch.run.keys, core.now, presses=True, is_awaited=True)
+    _want(core, tree, runs)
     awaited.park(wait, blocked_on)
     timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
     awaited.by_deadline.place(wait, core.now + timeout_s)
 
 
-def _count(core: Core, wait: Wait) -> tuple[bytes, bytes, bytes]:
-    """(the first page that may still get more, wanted, got): one byte a page, 0 of none there."""
+def _want(core: Core, tree: Tree, runs: Iterable[Run]) -> None:
+    """Have these pages looked at before others, also those that eviction has thinned out."""
+    for run in runs:
+        run.thinned = False
+        core.replication.note(core, tree, run.keys, core.now, presses=True, is_awaited=True)
+
+
+def _blocked_on(core: Core, wait: Wait) -> bytes:
+    """The first page that may still get more, from where the wait stood on; empty: none."""
     tree, pages = wait.tree, len(wait.keys) // KEY_BYTES
-    wanted, got, blocked_on = bytearray(pages), bytearray(pages), b""
-    for stretch in tree.stretches(wait.keys):
-        first, count, run = stretch.first, stretch.count, stretch.run
-        number = min(_COUNT_MAX, replica_counts.asked(core, run))
-        counts = replica_counts.got(core, run, tree.parts)[stretch.page : stretch.page + count]
-        wanted[first : first + count] = bytes([number]) * count
-        got[first : first + count] = counts
-        possible = min(number, core.domains)
-        if not blocked_on and not run.thinned:
+    for first in range(wait.page, pages, PAGES_AT_ONCE):
+        keys = wait.keys[first * KEY_BYTES : (first + PAGES_AT_ONCE) * KEY_BYTES]
+        for stretch in tree.stretches(keys):
+            possible = min(replica_counts.asked(core, stretch.run), core.domains)
+            counts = _got(core, tree, stretch) if not stretch.run.thinned else b""
             behind = next((i for i, each in enumerate(counts) if 0 < each < possible), None)
             if behind is not None:
-                blocked_on = run.key(stretch.page + behind)
-    return blocked_on, bytes(wanted), bytes(got)
+                wait.page = first + stretch.first + behind
+                return stretch.run.key(stretch.page + behind)
+    return b""
+
+
+def _got(core: Core, tree: Tree, stretch: Stretch) -> bytes:
+    counts = replica_counts.got(core, stretch.run, tree.parts)
+    return counts[stretch.page : stretch.page + stretch.count]
+
+
+def _counted(core: Core, wait: Wait) -> ReplicasCounted:
+    """Wanted and got: one byte a page, 0 of none there."""
+    tree, pages = wait.tree, len(wait.keys) // KEY_BYTES
+    wanted, got = bytearray(pages), bytearray(pages)
+    for stretch in tree.stretches(wait.keys):
+        first, count = stretch.first, stretch.count
+        number = min(_COUNT_MAX, replica_counts.asked(core, stretch.run))
+        wanted[first : first + count] = bytes([number]) * count
+        got[first : first + count] = _got(core, tree, stretch)
+    return ReplicasCounted(bytes(wanted), bytes(got))

@@ -12,7 +12,7 @@ from kvstore.wire.messages.puts import Ingest, PeerSource
 from kvstore.wire.messages.reads import Lookup
 from kvstore.wire.messages.relocation import StartRelocation
 from kvstore.wire.messages.replicas import AwaitReplicas, RepairNow, ReplicasCounted, SetReplicas
-from master import census, replication
+from master import awaited, census, replication
 from master.events import Command, CommandAnswered
 from master.lanes import IN_FLIGHT_MAX
 from master.state import STEPS_PER_TICK
@@ -26,7 +26,7 @@ from tests.unit.replicated_pools import PAGES, copies, got, rig_of, run_of
 if TYPE_CHECKING:
     from master.census import Count
     from master.core import Core
-    from master.directory import Tree
+    from master.directory import Stretch, Tree
     from master.repair_queue import Need
     from master.run import Run
 
@@ -343,3 +343,46 @@ def test_a_slow_worker_holds_up_its_own_pages_only() -> None:
         rig.obey(move)
     rig.pass_time(2.0)
     assert got(rig, chain(49, 1)) == [2] * 4
+
+
+def test_who_waits_for_replicas_of_pages_that_were_thinned_out_gets_them(rig: Rig) -> None:
+    space = rig.open_namespace()
+    space.put(KEYS)
+    rig.pass_time(13.0)
+    run = run_of(rig)
+    for page in range(PAGES):
+        assert evict_copy(rig.master.core, run.copies[0].segment, run, page)
+    assert rig.ask(rig.engine, AwaitReplicas(space.id, KEYS, 5.0)) is None
+    request = rig.last_request
+    rig.pass_time(1.0)
+    counted = rig.reply(rig.engine, request)
+    assert counted == ReplicasCounted(bytes([2]) * PAGES, bytes([2]) * PAGES)
+
+
+def test_who_waits_for_many_pages_is_not_counted_anew_for_each(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited, "PAGES_AT_ONCE", 2)
+    space = rig.open_namespace()
+    rig.holds_moves = True
+    chains = [chain(number, 1) for number in range(8)]
+    for keys in chains:
+        space.put(keys)
+    assert rig.ask(rig.engine, AwaitReplicas(space.id, b"".join(chains), 50.0)) is None
+    request = rig.last_request
+    looked: list[Run] = []
+    got_of = awaited._got  # noqa: SLF001 -- counts how often it is asked
+
+    def counted(core: Core, tree: Tree, stretch: Stretch) -> bytes:
+        looked.append(stretch.run)
+        return got_of(core, tree, stretch)
+
+    monkeypatch.setattr(awaited, "_got", counted)
+    for _ in range(100):
+        rig.pass_time(0.05, 0.05)
+        told, rig.moves = rig.moves, []
+        for move in told:
+            rig.obey(move)
+            rig.settle()
+    assert rig.reply(rig.engine, request) == ReplicasCounted(bytes([2]) * 8, bytes([2]) * 8)
+    assert len(looked) <= 3 * 8
