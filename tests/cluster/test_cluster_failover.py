@@ -39,7 +39,8 @@ LOST_S = 6.0
 
 @pytest.fixture(scope="module")
 def harmed_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    one = {"lease_ttl_s": LEASE_TTL_S, "replicas": 1}  # so that a page is gone with its worker
+    # One replica, so that a page is gone with its worker.
+    one: dict[str, object] = {"lease_ttl_s": LEASE_TTL_S, "replicas": 1}
     shape = Shape(masters=2, workers=2, dram="64MiB", master=one)
     with Rig(tmp_path_factory.mktemp("rig") / "pool", shape) as made:
         yield made
