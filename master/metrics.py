@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from kvstore.standing import IN_DOUBT, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -137,6 +137,11 @@ def _standing(status: Status, counts: ShellCounts) -> Iterator[Metric]:
     )
 
 
+def _gauges(prefix: str, gauges: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(prefix + name, text, value=value)
+
+
 def _pool(status: Status) -> Iterator[Metric]:
     gauges = {
         "epoch": ("Leadership number of this master.", status.epoch),
@@ -147,8 +152,7 @@ def _pool(status: Status) -> Iterator[Metric]:
         "sessions": ("Open sessions.", status.sessions),
         "open_plans": ("Put plans in progress.", status.open_plans),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(f"kvharbor_master_{name}", text, value=value)
+    yield from _gauges("kvharbor_master_", gauges)
     workers = GaugeMetricFamily("kvharbor_workers", "Workers by state.", labels=["state"])
     for state in ("joining", "live", "draining", "drained", "lost", "left"):
         count = sum(worker.state == state for worker in status.workers)
@@ -219,10 +223,9 @@ def _stripes(totals: StripeTotals) -> Iterator[Metric]:
     gauges = {
         "stripes": ("Stripes of cold pages.", totals.stripes),
         "stripes_waiting": ("Stripes that lack a shard, or may.", totals.waiting),
-        "parity_bytes": ("Of all stripes together.", totals.parity_bytes),
+        "parity_bytes": ("Parity of all stripes together.", totals.parity_bytes),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)
+    yield from _gauges("kvharbor_", gauges)
 
 
 def _replicas(totals: ReplicaTotals) -> Iterator[Metric]:
@@ -241,16 +244,15 @@ def _replicas(totals: ReplicaTotals) -> Iterator[Metric]:
             family.add_metric([str(number)], count)
         yield family
     gauges = {
-        "replica_pages_lacking": ("Pages that lacked replicas then.", totals.lacking),
-        "replica_pages_without_host": ("Of these: all hosts had them.", totals.without_host),
-        "replica_pages_thinned": ("Of these: not before they are used.", totals.thinned),
-        "replicas_counted_seconds": ("Since then; negative: never.", totals.counted_ago_s),
+        "replica_pages_lacking": ("Pages that lack replicas, when last counted.", totals.lacking),
+        "replica_pages_without_host": ("Pages lacking some, on all hosts.", totals.without_host),
+        "replica_pages_thinned": ("Pages lacking some until used.", totals.thinned),
+        "replicas_counted_seconds": ("Since replicas were counted, or -1.", totals.counted_ago_s),
         "repair_waiting": ("Chains that wait for time, host, room or lane.", totals.waiting),
         "hot_runs": ("Runs of pages that are read much.", totals.hot_runs),
-        "replicas_for_heat": ("That are wanted of them besides.", totals.for_heat),
+        "replicas_for_heat": ("Replicas that are wanted because of reads.", totals.for_heat),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(f"kvharbor_{name}", text, value=value)
+    yield from _gauges("kvharbor_", gauges)
 
 
 def _metadata(status: Status, counts: ShellCounts) -> Iterator[Metric]:
@@ -261,8 +263,7 @@ def _metadata(status: Status, counts: ShellCounts) -> Iterator[Metric]:
         "behind_seconds": ("How long the longest of them has been due.", stored.behind_s),
         "failing": ("1 while the metadata store takes no writes.", not counts.is_persisting),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(f"kvharbor_metadata_{name}", text, value=value)
+    yield from _gauges("kvharbor_metadata_", gauges)
     counters = {
         "rows_written": ("Rows of chunks that were written.", "chunk_rows_written"),
         "bytes_written": ("Bytes of the values that they were in.", "chunk_bytes_written"),
