@@ -74,10 +74,10 @@ class Census:
         if due and any(s.state is SegmentState.JOINING for s in core.segments.values()):
             due = []
         is_drained = state.queue.is_cut and len(state.queue) <= NEEDS_MAX // 2
-        if core.now >= self.next_s:
-            self.next_s = inf
-            self._asked.append(_nobody)
-        if not self.is_running and (due or is_drained or self._asked):
+        is_time = core.now >= self.next_s
+        if is_time:
+            self.next_s = inf  # the scan that begins now, or is under way, sets it again
+        if not self.is_running and (due or is_drained or is_time or self._asked):
             presses = True in [state.scans.pop(second) for second in due]
             state.queue.is_cut = False
             self.is_running = True
@@ -108,10 +108,6 @@ class Census:
         core.replication.look(core.now)
         for answer in asked:
             answer()
-
-
-def _nobody() -> None:
-    """Needs no answer."""
 
 
 def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -> None:
