@@ -318,7 +318,7 @@ def _going(
 def _retire(core: Core, relocation: Relocation, run: Run, copy: Copy, pages: range) -> None:
     """Let a copy of these pages go: another stays readable (I36)."""
     if relocation.kind in {RelocationKind.DRAIN, RelocationKind.REBALANCE}:
-        relocation.done.add(len(pages), len(pages) * size_class_of(copy.part_bytes))
+        relocation.did(len(pages), len(pages) * size_class_of(copy.part_bytes), core.now)
     core.counters[f"copies_gone_by_{relocation.kind}"] += len(pages)
     retire_copy(core, run, copy, pages.start, len(pages))
     left = replica_counts.staying(core, run, copy.part)[pages.start : pages.stop]

@@ -52,7 +52,6 @@ def look(core: Core) -> None:
 
 def _step(core: Core, relocation: Relocation) -> None:
     _settle(core, relocation)
-    relocation.rate.note(core.now, relocation.done.size_bytes)
     if _is_without_workers(core, relocation):
         end(core, relocation, RelocationState.CANCELLED, "a worker that it names was forgotten")
         return
@@ -79,7 +78,7 @@ def _settle(core: Core, relocation: Relocation) -> None:
         plan = each.plan
         sealed = plan.states.count(PlanPage.SEALED)
         if relocation.kind in {RelocationKind.COPY, RelocationKind.MOVE}:
-            relocation.done.add(sealed, sealed * plan.size_class)
+            relocation.did(sealed, sealed * plan.size_class, core.now)
         core.counters["relocated_pages"] += sealed
         core.counters["relocated_bytes"] += sealed * plan.size_class
         if sealed < len(plan):

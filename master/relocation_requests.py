@@ -272,7 +272,7 @@ def row(core: Core, relocation: Relocation) -> RelocationRow:
     """How far it is."""
     wish, done = relocation.wish, relocation.done
     left = _left(core, relocation)
-    bytes_per_s = relocation.rate.per_s(core.now, done.size_bytes)
+    bytes_per_s = relocation.lately.bytes_per_s(core.now)
     eta_s = 0.0
     if left.size_bytes:
         eta_s = left.size_bytes / bytes_per_s if bytes_per_s else inf

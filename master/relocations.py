@@ -20,6 +20,7 @@ from kvstore.replica import ExtentState
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.relocation import RelocationKind, RelocationState, StartRelocation
 from master import moves
+from master.lately import Lately
 from master.moves import MoveKind
 from master.plans import Plan
 from master.segments import Segment, SegmentState
@@ -38,9 +39,6 @@ ENDED_KEPT: Final = 64
 """For whoever asks how they ended."""
 BALANCE_AFTER_S: Final = 5.0
 """After a worker came: others may come with it."""
-RATE_POINTS: Final = 16
-RATE_POINT_S: Final = 1.0
-"""Rates are those of the last sixteen seconds."""
 _RUNNING: Final = RelocationState.RUNNING
 
 
@@ -54,28 +52,6 @@ class Amount(msgspec.Struct):
         """Count so much more."""
         self.pages += pages
         self.size_bytes += size_bytes
-
-
-class Rate:
-    """How fast something grows."""
-
-    __slots__ = ("_points",)
-
-    def __init__(self) -> None:
-        """Nothing was seen."""
-        self._points: deque[tuple[float, int]] = deque(maxlen=RATE_POINTS)
-
-    def note(self, now_s: float, total: int) -> None:
-        """It is so much now."""
-        if not self._points or now_s >= self._points[-1][0] + RATE_POINT_S:
-            self._points.append((now_s, total))
-
-    def per_s(self, now_s: float, total: int) -> float:
-        """Of the last seconds."""
-        if not self._points or now_s <= self._points[0][0]:
-            return 0.0
-        since_s, before = self._points[0]
-        return (total - before) / (now_s - since_s)
 
 
 class Copying(msgspec.Struct, eq=False):
@@ -99,7 +75,8 @@ class Relocation(msgspec.Struct, eq=False):
     """No place was found for it when everything was last looked at."""
     reason: str = ""
     copying: list[Copying] = []
-    rate: Rate = msgspec.field(default_factory=Rate)
+    lately: Lately = msgspec.field(default_factory=Lately)
+    """How fast it gets on."""
     next_s: float = -inf
     """It is looked at again then."""
     walk: Iterator[float] | None = None
@@ -109,6 +86,11 @@ class Relocation(msgspec.Struct, eq=False):
     def kind(self) -> str:
         """What is done: one of RelocationKind."""
         return self.wish.kind
+
+    def did(self, pages: int, size_bytes: int, now_s: float) -> None:
+        """So much more is done now."""
+        self.done.add(pages, size_bytes)
+        self.lately.add(size_bytes, now_s)
 
 
 class Relocations:

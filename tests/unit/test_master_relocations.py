@@ -10,7 +10,7 @@ from kvstore.wire.encoding import encode
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.relocation import RelocationState, StartRelocation
 from master.namespaces import Namespaces
-from master.relocations import Rate, Relocation, Relocations
+from master.relocations import Relocation, Relocations
 from master.wheel import Wakeup
 from tests.unit.master_rig import Rig
 
@@ -57,16 +57,6 @@ def test_a_damaged_value_ends_that_relocation_alone() -> None:
     rig.takeover(2)
     assert list(rig.master.core.relocations.open) == ["1-2"]
     assert rig.master.damaged == ["relocations/1-1"]
-
-
-def test_a_rate_is_that_of_the_last_seconds() -> None:
-    rate = Rate()
-    assert rate.per_s(10.0, 100) == 0.0
-    for second in range(100):
-        rate.note(float(second), second * 100 if second < 50 else 5000)
-    assert rate.per_s(99.0, 5000) == 0.0
-    rate.note(100.0, 5800)
-    assert rate.per_s(101.0, 6600) == pytest.approx(100.0, rel=0.01)
 
 
 def test_a_drain_that_is_done_is_found_out_where_something_lies() -> None:  # I36
