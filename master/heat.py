@@ -187,6 +187,8 @@ def let_go(core: Core, run: Run) -> None:
         run.extra -= 1
         run.reads = 0.0
         core.counters["replicas_for_heat_evicted"] += 1
+        # Of its other pages there is one too many now.
+        core.replication.note(core, core.tree(run.namespace), run.keys, core.now)
 
 
 class HeatTotals(msgspec.Struct, frozen=True):

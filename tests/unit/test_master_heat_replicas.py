@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvstore.wire.messages.operator import ResetPolicy, SetPolicy
+from master import replica_counts
+from master.victims import evict_copy
 from tests.unit.hot_runs import (
     CHAIN,
     PAGES,
@@ -88,3 +90,16 @@ def test_nothing_is_let_go_for_heat() -> None:
     assert the_run(rig).extra == 1
     assert 0 < counters["copied_pages_dram"] < PAGES, "up to the high one"
     assert counters["pages_evicted"] == evicted
+
+
+def test_where_eviction_took_one_page_the_others_go_as_well() -> None:
+    rig, space = pool()
+    read(rig, space, 6, 3 * WINDOW_S)
+    rig.pass_time(1.0)
+    run = the_run(rig)
+    assert (run.extra, len(run.copies)) == (1, 2)
+    run.leased_until_s = 0.0
+    assert evict_copy(rig.master.core, run.copies[1].segment, run, PAGES - 1)
+    rig.pass_time(20.0)
+    assert run.extra == 0
+    assert replica_counts.got(rig.master.core, run, 1) == b"\1" * PAGES
