@@ -1,8 +1,8 @@
 """Replicas that are too many: of a worker that came back, or because fewer are wanted by now.
 
-Those of one host (or worker) go at a time: of one that is drained, else of the slowest tier, and of
-the fullest segment. Never the last ones; leases are honoured as by anybody who lets go. See the
-step table "trim" in ARCHITECTURE.md.
+Those of one host (or worker) go at a time: of one that is drained, else of the slowest tier, of
+what has fewest pages of the run, and of the fullest segment. Never the last ones; leases are
+honoured as by anybody who lets go. See the step table "trim" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _first_above(counts: bytes, wanted: int) -> range:
 
 def _least_useful(core: Core, run: Run, part: int, page: int) -> str:
     """The domain that a page is read from with least profit."""
-    domains: dict[str, tuple[bool, int, float]] = {}
+    domains: dict[str, tuple[bool, int, int, float]] = {}
     for copy in _readable(run, part, page):
         allocator = copy.segment.allocator
         share = allocator.used_bytes / max(1, allocator.capacity_bytes)
-        cost = copy.segment.drained, copy.segment.rank, share
+        cost = copy.segment.drained, copy.segment.rank, copy.absent, share
         place = replica_counts.domain(core, copy.segment)
         domains[place] = min(domains.get(place, cost), cost)  # by its fastest copy
     return max(domains, key=domains.__getitem__)

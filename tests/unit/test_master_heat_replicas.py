@@ -103,3 +103,4 @@ def test_where_eviction_took_one_page_the_others_go_as_well() -> None:
     rig.pass_time(20.0)
     assert run.extra == 0
     assert replica_counts.got(rig.master.core, run, 1) == b"\1" * PAGES
+    assert len(run.copies) == 1, "what is read together lies together"
