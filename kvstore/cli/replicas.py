@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from kvstore.cli import output
 from kvstore.cli.options import MASTER, AsJson, Cluster, Master, SecretFile, hex_id, operator
+from kvstore.errors import BadValue
 from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import GetReplicas, RepairNow, ReplicaReport, SetReplicas
@@ -32,8 +33,18 @@ def before(
 
     For example: kvharbor replicas; kvharbor replicas set 3f…c0 3
     """
+    context.obj = as_json or context.obj
     if context.invoked_subcommand is None:
-        show(context, master, cluster, secret_file, as_json=as_json)
+        show(context, master, cluster, secret_file)
+        return
+    for option in ("master", "cluster", "secret_file"):
+        # The sub-command has its own, and would go to another pool than the one named here.
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            named = f"--{option.replace('_', '-')}"
+            raise BadValue(
+                named, str(context.params[option]), f"it after {context.invoked_subcommand}"
+            )
 
 
 @app.command()
