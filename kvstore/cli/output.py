@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.standing import IN_DOUBT, Standing
+from kvstore.wire.messages.relocation import RelocationState
 from kvstore.wire.named import named
 
 if TYPE_CHECKING:
@@ -217,14 +218,20 @@ def print_relocations(rows: Iterable[RelocationRow]) -> None:
     figures = ">done", ">left", ">a second", ">to go, s"
     table = _table("", "id", "kind", "from", "to", "pages", "state", *figures, "waits for")
     for each in rows:
-        eta = f"{each.eta_s:.0f}" if isfinite(each.eta_s) else "-"
-        sizes = map(size_text, (each.done_bytes, each.left_bytes, int(each.bytes_per_s)))
+        done, left = size_text(each.done_bytes), size_text(each.left_bytes)
+        rate = eta = "-"
+        if each.state == RelocationState.RUNNING:
+            rate = size_text(int(each.bytes_per_s))
+            if isfinite(each.eta_s):
+                eta = f"{each.eta_s:.0f}"
+            elif not each.left_bytes:
+                left = "-"
         stuck = f" ({size_text(each.stuck_bytes)})" if each.stuck_bytes else ""
         pages = each.namespace.hex()[:16] or "all"
         if each.keys:
             pages = f"{each.keys} of {pages}"
         names = each.id, each.kind, each.source or "-", each.target or "-", pages, each.state
-        table.add_row(*map(Text, (*names, *sizes, eta, f"{each.reason}{stuck}")))
+        table.add_row(*map(Text, (*names, done, left, rate, eta, f"{each.reason}{stuck}")))
     _console().print(table)
 
 

@@ -215,6 +215,8 @@ def _carry_out(
     as_json: bool,
 ) -> None:
     """Begin it, ask before that where there is a question, and follow it."""
+    if not timeout_s >= 0:  # nor is it no number
+        raise BadValue("--timeout-s", timeout_s, "0 or more seconds")
     with connect() as asking:
         if question:
             _confirm(asking, wish, question)
