@@ -24,6 +24,7 @@ from master.segments import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvstore.wire.messages.relocation import StartRelocation
     from master.core import Core
     from master.directory import Tree
     from master.relocations import Relocation
@@ -37,6 +38,15 @@ KEYS_PER_STEP: Final = 256
 COPYING_MAX: Final = 32
 """Of one relocation; lanes of workers bound it sooner where pages are large."""
 _SEALED: Final = int(ExtentState.SEALED)
+
+
+def away(core: Core, wish: StartRelocation) -> str:
+    """The worker that it is between and that is not there; empty if all are."""
+    for name in (wish.source, wish.target):
+        worker = core.workers.get(name)
+        if name and (worker is None or worker.lost or worker.session is None):
+            return name
+    return ""
 
 
 class Visit:
@@ -58,11 +68,8 @@ class Visit:
 
     def why_not(self, core: Core) -> str:
         """Why it does not get on, for people."""
-        wish = self._relocation.wish
-        for name in {wish.source, wish.target} - {""}:
-            worker = core.workers.get(name)
-            if worker is None or worker.lost or worker.session is None:
-                return f"worker {name} is not there"
+        if name := away(core, self._relocation.wish):
+            return f"worker {name} is not there"
         if not self.stuck.pages:
             return ""
         if self._has_targets:

@@ -23,7 +23,7 @@ from kvstore.wire.messages.relocation import (
     RelocationState,
     StartRelocation,
 )
-from master import placing, rebalancing
+from master import placing, rebalancing, relocating
 from master.packed import split_keys
 from master.relocations import Amount, Relocation, end, name_of, value_of
 from master.segments import Medium, SegmentState
@@ -162,8 +162,10 @@ def _worker(core: Core, field: str, name: str) -> Worker:
     if found is None:
         raise BadValue(field, name, f"a worker that is there: {there}")
     if found.lost:
-        want = f"one that is there: {there}; what a lost worker had is repaired without a wish"
-        raise BadValue(field, name, want)
+        repaired = (
+            "; what a lost worker had is repaired without a wish" if field == "source" else ""
+        )
+        raise BadValue(field, name, f"one that is there: {there}{repaired}")
     return found
 
 
@@ -274,7 +276,9 @@ def row(core: Core, relocation: Relocation) -> RelocationRow:
     left = _left(core, relocation)
     bytes_per_s = relocation.lately.bytes_per_s(core.now)
     eta_s = 0.0
-    if left.size_bytes:
+    if relocation.state == RelocationState.RUNNING and relocating.away(core, wish):
+        eta_s = inf  # nor is known what is left of what a lost worker had
+    elif left.size_bytes:
         eta_s = left.size_bytes / bytes_per_s if bytes_per_s else inf
     return RelocationRow(
         relocation.id, wish.kind, wish.source, wish.target, wish.namespace,

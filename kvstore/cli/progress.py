@@ -74,7 +74,8 @@ class Bar(Silent):
 
     def __init__(self) -> None:
         """Not shown before it is entered."""
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
+        sizes = DownloadColumn(binary_units=True)  # as all others that are shown
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), sizes
         text = TextColumn("{task.fields[pace]}", markup=False)
         self._progress = Progress(*columns, text, console=Console(highlight=False))
         self._task = self._progress.add_task("", pace="")
@@ -125,7 +126,7 @@ def follow(
                 raise DeadlineExceeded(text)
             sleep(min(POLL_S, max(0.0, deadline_s - clock())))
             try:
-                row = _ask(connect, row)
+                row = _known(_ask(connect, row), row)
                 heard_s = clock()
             except (Unavailable, StaleEpoch):
                 if clock() >= heard_s + PATIENCE_S:
@@ -143,6 +144,13 @@ def _ask(connect: Callable[[], Operator], row: RelocationRow) -> RelocationRow:
     # Only what has ended is forgotten, and only by another master.
     reason = "it ended under another master"
     return replace(row, state=RelocationState.DONE.value, left_bytes=0, left_pages=0, reason=reason)
+
+
+def _known(row: RelocationRow, before: RelocationRow) -> RelocationRow:
+    """With what was left before, where nobody knows: the worker that has it is away."""
+    if row.state in ENDED or row.left_bytes or isfinite(row.eta_s):
+        return row
+    return replace(row, left_bytes=before.left_bytes, left_pages=before.left_pages)
 
 
 def name_of(row: RelocationRow) -> str:

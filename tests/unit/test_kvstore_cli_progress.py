@@ -74,6 +74,16 @@ def test_a_line_tells_of_each_tenth_and_of_what_it_waits_for(
     assert set(asked.asked) == {GetRelocations("3-1")}
 
 
+def test_what_a_worker_has_that_is_away_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    away = replace(at(50, reason="worker w1 is not there"), left_bytes=0)
+    FakeOperator(at(50), away, at(100, state="done", eta_s=0.0)).follow(Lines())
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "drain 3-1 of w1: 50%, 50 MiB done, 50 MiB left",
+        "drain 3-1 of w1: 50%, 50 MiB done, 50 MiB left (worker w1 is not there)",
+        "drain 3-1 of w1: 100%, 100 MiB done, done",
+    ]
+
+
 def test_a_bar_is_drawn_for_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +91,9 @@ def test_a_bar_is_drawn_for_a_terminal(
     shown = progress.shown(as_json=False)
     assert isinstance(shown, Bar)
     FakeOperator(at(50), at(100, state="done")).follow(shown)
-    assert "drain 3-1 of w1" in capsys.readouterr().out
+    drawn = capsys.readouterr().out
+    assert "drain 3-1 of w1" in drawn
+    assert "100.0/100.0 MiB" in drawn
 
 
 def test_nothing_is_shown_where_the_result_is_wanted_as_json(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -182,7 +183,11 @@ def test_a_worker_that_was_away_is_emptied_when_it_is_back(rig: Rig) -> None:
     worker.leave()
     row = start(rig, "drain", source="w1")
     rig.pass_time(1.0)
-    assert row_of(rig, row.id).reason == "worker w1 is not there"
+    away = row_of(rig, row.id)
+    assert (away.reason, away.eta_s) == ("worker w1 is not there", inf)
+    rig.pass_time(10.0)
+    lost = row_of(rig, row.id)
+    assert (lost.left_bytes, lost.eta_s) == (0, inf)
     worker.restart()
     worker.join()
     rig.pass_time(40.0)

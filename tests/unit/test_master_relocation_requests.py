@@ -117,6 +117,8 @@ def test_a_lost_worker_is_not_drained_nor_a_drained_one_filled(rig: Rig) -> None
     rig.pass_time(10.0)
     text = refused(rig, StartRelocation("drain", "w3"))
     assert "one that is there: w1, w2; what a lost worker had is repaired without a wish" in text
+    text = refused(rig, StartRelocation("copy", "w1", "w3"))
+    assert text.endswith("want one that is there: w1, w2")
     rows(rig, StartRelocation("drain", "w2"))
     text = refused(rig, StartRelocation("copy", "w1", "w2"))
     assert "want a worker that takes pages: it is drained" in text
