@@ -15,6 +15,7 @@ import msgspec
 from master import replica_counts
 from master.repair_queue import NEEDS_MAX
 from master.segments import SegmentState
+from master.trimming import has_surplus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +128,8 @@ def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -
         elif places:
             due_s = max(core.now, core.replication.patient_until_s)
             core.replication.note(core, tree, run.keys, due_s, presses=presses)
-    if any(each > wanted for each in counts):
+    # Parity counts like a replica, but is none that could go.
+    if any(each > wanted for each in counts) and has_surplus(core, run, tree.parts, wanted):
         core.replication.note(core, tree, run.keys, core.now)
 
 

@@ -11,7 +11,7 @@ from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import NamespaceReplicas, ReplicaReport
 from master import heat, namespaces, replica_counts
-from master.repairing import SURPLUS
+from master.repairing import COPYING, RATE, SURPLUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,8 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
     worst = sorted(counts, key=lambda ordinal: (-counts[ordinal].lacking, ordinal))
     rows = [_row(core, ordinal, counts[ordinal]) for ordinal in worst[:ROWS_MAX]]
     rate, hot = core.replication.copied.bytes_per_s(core.now), heat.totals(core)
+    # What waits for its time alone is not copied at the rate of what was copied before.
+    goes_on = rate > 0 and (any(queued.values()) or RATE in waiting or COPYING in waiting)
     core.reply(
         caller,
         ReplicaReport(
@@ -63,7 +65,7 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
             dict(waiting),
             backlog_bytes,
             rate,
-            0.0 if not backlog_bytes else backlog_bytes / rate if rate else inf,
+            0.0 if not backlog_bytes else backlog_bytes / rate if goes_on else inf,
             core.replica_policy.name,
             hot.runs,
             hot.replicas,

@@ -34,6 +34,14 @@ EXACT: Final = 1e12
 """Whole figures below it are shown to the last digit."""
 BEHIND_SHOWN_S: Final = 1.0
 """Metadata that should have been stored so long ago is worth a line."""
+WAITED_FOR: Final = {
+    "due": "their time",
+    "rate": "copy_bytes_per_s",
+    "worker": "a worker",
+    "copying": "copies under way",
+    "surplus": "what is too much to go",
+}
+"""What chains wait for before repair goes on, where one word does not say it."""
 REPLAYED: Final = {
     "capacity_pages": "capacity, pages",
     "hit_ratio": "hit ratio",
@@ -204,7 +212,8 @@ def print_replicas(report: ReplicaReport) -> None:
     if report.others:
         console.print(f"{report.others} namespaces that lack less are left out")
     queued = ", ".join(f"{count} with {got}" for got, count in enumerate(report.queued, 1) if count)
-    waiting = ", ".join(f"{count} for {why}" for why, count in sorted(report.waiting.items()))
+    waits = sorted(report.waiting.items())
+    waiting = ", ".join(f"{count} for {WAITED_FOR.get(why, why)}" for why, count in waits)
     rate, backlog = size_text(int(report.bytes_per_s)), size_text(report.backlog_bytes)
     eta = f", {report.eta_s:.0f} s to go" if 0 < report.eta_s < inf else ""
     console.print(f"hosts that lend: {report.hosts}")

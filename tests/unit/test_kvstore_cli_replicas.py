@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from kvstore.cli import replicas
 from kvstore.cli.main import app
 from kvstore.cli.operator import Operator
+from kvstore.cli.output import print_replicas
 from kvstore.errors import BadValue
-from kvstore.wire.messages.replicas import RepairNow
+from kvstore.wire.messages.replicas import RepairNow, ReplicaReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +84,11 @@ def test_json_may_stand_anywhere(asked: FakeOperator, arguments: list[str]) -> N
     found = CliRunner().invoke(app, arguments)
     assert json.loads(found.stdout) == {"repairing": "all"}
     assert asked.wishes
+
+
+def test_what_repair_waits_for_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = {"due": 3, "rate": 2, "room": 1}
+    print_replicas(ReplicaReport((), 0, 2, 3, (), waiting, 5 << 20, 1024.0, inf, "off", 0, 0))
+    said = capsys.readouterr().out
+    assert "waiting: 3 for their time, 2 for copy_bytes_per_s, 1 for room" in said
+    assert "backlog: 5 MiB, copied lately: 1 KiB/s\n" in said, "no time to go that nobody knows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,6 +88,20 @@ def test_the_report_says_what_repair_is_at() -> None:
     assert found.backlog_bytes >= 3 * 2 * 4096
     assert found.bytes_per_s > 0
     assert found.eta_s == pytest.approx(found.backlog_bytes / found.bytes_per_s)
+
+
+def test_what_waits_for_a_worker_to_come_back_has_no_end_that_is_known() -> None:
+    rig = rig_of("w1", "w2", "w3", tunables=Tunables(cluster="test", repair_after_s=60.0))
+    rig.open_namespace().put(KEYS)
+    rig.pass_time(5.0)
+    holder = run_of(rig).copies[0].segment.worker
+    rig.workers[holder].leave()
+    rig.pass_time(10.0)
+    found = report(rig)
+    assert (sum(found.queued), found.waiting) == (0, {"due": 1})
+    assert found.backlog_bytes
+    assert found.bytes_per_s > 0, "of what was copied before"
+    assert found.eta_s == inf
 
 
 def test_a_pool_of_one_host_is_counted_as_well() -> None:

@@ -11,6 +11,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.membership import ReportDamage
 from kvstore.wire.messages.puts import Ingest, StripeSource
 from kvstore.wire.messages.reads import RenewLease, StripeTotals
+from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from master import degraded, replica_counts
 from master import stripes as book
 from master.packed import word
@@ -100,6 +101,11 @@ def test_replicas_that_parity_stands_for_go() -> None:
     rig.pass_time(30.0)
     assert core.counters["moves_copy"] == copied, "nobody repairs what has parity"
     assert used(rig) == 16 * PAGE, "not 24: half of what three replicas of each take"
+    operator = rig.open("operator", "", "operator")
+    found = rig.settled(operator, rig.ask(operator, GetReplicas()))
+    assert isinstance(found, ReplicaReport)
+    assert not found.waiting, "parity beside the last replica is not one too much"
+    assert found.backlog_bytes == 0
 
 
 def test_replicas_on_every_host_do_not_keep_parity_out() -> None:
