@@ -32,14 +32,16 @@ def test_the_program_in_the_readme_stores_and_reads(shared_pool: Up, tmp_path: P
     assert ADDRESS in program
     script = tmp_path / "readme.py"
     script.write_text(program.replace(ADDRESS, shared_pool.master), encoding="utf-8")
-    names: dict[str, Any] = runpy.run_path(str(script), {"tokens": list(range(200))})
+    page_bytes = 64 * 32 * 8 * (128 + 128) * 2  # tokens, layers, heads, keys and values, bfloat16
+    kv = bytes(range(256)) * (3 * page_bytes // 256)
+    names: dict[str, Any] = runpy.run_path(str(script), {"tokens": list(range(200)), "kv": kv})
     store, pages, chain = names["store"], names["pages"], names["chain"]
     assert names["match"].pages == len(chain) == 3
     again = store.put(pages, chain, names["source"], names["places"])
     assert not any(isinstance(outcome, Stored) for outcome in again)
     outcomes = store.read(names["match"], names["into"], names["places"])
     assert outcomes == [Hit()] * 3
-    assert names["into"].view == names["source"].view
+    assert names["into"].view == kv
     store.close()
 
 
