@@ -351,6 +351,8 @@ REPLICAS: Final[Changes] = {
     "disks": 0,
     "segments": 1,
 }
+LONE: Final[Changes] = {"replicas": 1, "heat_bytes_per_s": 0.0, "relocations": 0.0}
+"""Nobody copies anything, and so notices before readers do."""
 WISHES: Final[Changes] = {"workers": 3, "hosts": 3, "replicas": 1, "relocations": 1.0}
 REMOVALS: Final[Changes] = {"removes": 0.25, "crashes": 0.4, "fault_kinds": ("master", "worker")}
 TAKEOVERS: Final[Changes] = {**MASTERS, "crashes": 0.4, "fault_kinds": ("master", "worker")}
@@ -359,7 +361,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (no_fence_wait, "I5 I6 I12", {}),
     (no_free_wait, "I3 I5 I9 I12", {}),
     (no_lease_when_freeing, "I9", {}),
-    (no_grace_after_a_takeover, "I9", {}),
+    (no_grace_after_a_takeover, "I9", LONE),
     (no_lease_check_by_the_reader, "I9", {}),
     (no_record_check_by_the_reader, "I11", MANY_CRASHES),
     (no_checksum_by_the_reader, "I1", MANY_FLIPS),
@@ -371,8 +373,8 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (unfinished_records_are_adopted, "I3 I4 I12", MANY_CRASHES),
     (tombstones_are_ignored, "I29", REMOVALS),
     (generations_repeat, "I6 I10", {}),
-    (parts_are_not_waited_for, "I13 I15", {}),
-    (gaps_are_matched, "I3 I15 I16", {}),
+    (parts_are_not_waited_for, "I13 I15 I34", LONE),
+    (gaps_are_matched, "I3 I15 I16", LONE),
     (dead_owners_keep_their_puts, "I18", {}),
     (copies_count_that_are_not_there, "I13 I16", TIERS),
     (moves_have_no_bound, "I7", TIERS),
@@ -381,7 +383,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (leader_mutants.leaders_trust_their_lease, "I10", MASTERS),
     (leader_mutants.leases_count_from_the_answer, "I10", SLOW_ETCD),
     (leader_mutants.anybody_may_write, "I10", MASTERS),
-    (leader_mutants.stored_rows_are_trusted, "I3 I12 I13", TAKEOVERS),
+    (leader_mutants.stored_rows_are_trusted, "I3 I12 I13", {**TAKEOVERS, **LONE}),
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
     (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
     (what_has_changed_is_a_finding, "I13", SCRUBS),
