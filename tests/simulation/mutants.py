@@ -27,7 +27,6 @@ from master.orders import Order, OrderBook, OrderKind
 from master.pins import Pins
 from master.run import Run
 from master.tombstones import Tombstones
-from master.tunables import HOST
 from tests.simulation import (
     leader_mutants,
     reader_moves,
@@ -340,17 +339,6 @@ SLOW_ETCD: Final[Changes] = {
     "pause_s": 0.1,
 }
 SCRUBS: Final[Changes] = {"scrub_bytes_per_s": 1 << 20, "slow_pull_s": 0.5, "page_ttl_s": 1.5}
-REPLICAS: Final[Changes] = {
-    "replicas": 2,
-    "replicas_apart": HOST,
-    "workers": 3,
-    "hosts": 3,
-    "repair_after_s": 0.5,
-    "crashes": 0.4,
-    "fault_kinds": ("worker",),
-    "disks": 0,
-    "segments": 1,
-}
 LONE: Final[Changes] = {"replicas": 1, "heat_bytes_per_s": 0.0, "relocations": 0.0}
 """Nobody copies anything, and so notices before readers do."""
 WISHES: Final[Changes] = {"workers": 3, "hosts": 3, "replicas": 1, "relocations": 1.0}
@@ -387,11 +375,11 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
     (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
     (what_has_changed_is_a_finding, "I13", SCRUBS),
-    (replica_mutants.repair_forgets, "I34", REPLICAS),
-    (replica_mutants.losses_are_not_looked_into, "I34", REPLICAS),
-    (replica_mutants.copies_go_to_one_host, "I33", {**REPLICAS, "hosts": 2, "workers": 4}),
+    (replica_mutants.repair_forgets, "I34", replica_mutants.REPLICAS),
+    (replica_mutants.losses_are_not_looked_into, "I34", replica_mutants.REPLICAS),
+    (replica_mutants.copies_go_to_one_host, "I33", replica_mutants.CROWDED),
     (replica_mutants.repair_does_not_hear_of_heat, "I34", replica_mutants.HEAT),
-    (replica_mutants.trimming_leaves_none, "I13 I16 I34", REPLICAS),
+    (replica_mutants.trimming_leaves_none, "I13 I16 I34", replica_mutants.REPLICAS),
     (relocation_mutants.relocations_take_the_last, "I13 I16", WISHES),
     (relocation_mutants.drained_workers_are_filled, "I36", WISHES),
     (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),

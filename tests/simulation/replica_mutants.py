@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from master import heat, placing, trimming
 from master.replication import Replication
 from master.retiring import retire_copy
+from master.tunables import HOST
 
 if TYPE_CHECKING:
     import pytest
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
     Patch = pytest.MonkeyPatch
 
+REPLICAS: Final[dict[str, object]] = {
+    "replicas": 2,
+    "replicas_apart": HOST,
+    "workers": 3,
+    "hosts": 3,
+    "repair_after_s": 0.5,
+    "crashes": 0.4,
+    "fault_kinds": ("worker",),
+    "disks": 0,
+    "segments": 1,
+}
+CROWDED: Final = {**REPLICAS, "hosts": 2, "workers": 4}
 HEAT: Final[dict[str, object]] = {
     "workers": 3, "hosts": 3, "replicas": 1, "heat_bytes_per_s": 1024.0, "page_ttl_s": 60.0,
 }  # fmt: skip
