@@ -49,7 +49,7 @@ def test_the_report_for_people_and_for_programs(master: str, words: tuple[str, .
     for part in (
         "7 namespaces that lack less are left out",
         "hosts that lend: 3",
-        "5 with 1, 1 with 2; waiting: 4 for rate, 1 for room",
+        "5 with 1, 1 with 2; waiting: 4 for copy_bytes_per_s, 1 for room",
         "for heat (enforce): 9 replicas of 6 runs",
         "backlog: 3 MiB, copied lately: 1 MiB/s, 12 s to go",
     ):
