@@ -31,7 +31,7 @@ def shape(folder: Path, **master: object) -> Shape:
     erasure = f"k={K}, m={M}, cold_after_s=0.5, left_s=0"
     settings: dict[str, object] = {
         "replicas": 1, "erasure": "reed-solomon", "erasure_parameters": erasure,
-        "placement": "most_free", "replication": "off",
+        "placement": "two_choices", "replication": "off",
     }  # fmt: skip
     return Shape(
         masters=1, members=0, workers=K + M, dram="16MiB", master=settings | master,
@@ -52,11 +52,14 @@ def store(pages: Pages, opened: OpenedNamespace) -> list[PageChain]:
 
 
 def await_parity(rig: Rig) -> int:
-    """Wait until half of the pages are in stripes, and those have their parity; of how many."""
+    """Wait until a quarter of the pages are in stripes, and those have their parity; of how many.
+
+    More may not find hosts: where pages came to lie is a matter of chance.
+    """
 
     def is_done() -> bool:
         made = count(rig, "stripes_made")
-        return made * K >= PAGES / 2 and count(rig, "copied_pages_nvme") >= M * made
+        return made * K >= PAGES / 4 and count(rig, "copied_pages_nvme") >= M * made
 
     until("stripes are made", is_done, MADE_S)
     return count(rig, "stripes_made")
