@@ -7,6 +7,7 @@ right. Offsets are of the payload area.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from kvstore.codec import Codec, decode
@@ -133,9 +134,10 @@ class SegmentStore(ABC):
         """Every whole record of the segment that is not FREE."""
         found: list[Record] = []
         length = self.geometry.records_per_frame * RECORD_BYTES
+        unused = bytes(length)
         for frame in range(self.geometry.frames):
             table = self.look(HEADER_BYTES + frame * length, length)
-            if not table.strip(b"\0"):
+            if table == unused:
                 continue
             for at in range(0, length, RECORD_BYTES):
                 row = table[at : at + RECORD_BYTES]
@@ -173,6 +175,7 @@ class SegmentStore(ABC):
         self.spoilt.add(record.key)
 
 
+@lru_cache(maxsize=1 << 14)
 def _whole(row: bytes) -> Record | None:
     try:
         return unpack_record(row)
