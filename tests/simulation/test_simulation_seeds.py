@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.simulation import Simulation
 
-SEEDS: Final = 400
+SEEDS: Final = 500
 SEEDS_PER_TEST: Final = 20
 
 REACHED: Final = {
