@@ -26,7 +26,11 @@ MADE_S = 60.0
 
 
 def shape(folder: Path, **master: object) -> Shape:
-    """A drive of each of six workers, and stripes of 4+2 over what is half a second old."""
+    """A drive of each of six workers, and stripes of 4+2 over what is half a second old.
+
+    Puts draw their drives: the emptiest one would for a moment be everybody's, and few stripes
+    could be made of what lies on one.
+    """
     folder.mkdir()
     erasure = f"k={K}, m={M}, cold_after_s=0.5, left_s=0"
     settings: dict[str, object] = {
@@ -52,14 +56,11 @@ def store(pages: Pages, opened: OpenedNamespace) -> list[PageChain]:
 
 
 def await_parity(rig: Rig) -> int:
-    """Wait until a quarter of the pages are in stripes, and those have their parity; of how many.
-
-    More may not find hosts: where pages came to lie is a matter of chance.
-    """
+    """Wait until half of the pages are in stripes, and those have their parity; of how many."""
 
     def is_done() -> bool:
         made = count(rig, "stripes_made")
-        return made * K >= PAGES / 4 and count(rig, "copied_pages_nvme") >= M * made
+        return made * K >= PAGES / 2 and count(rig, "copied_pages_nvme") >= M * made
 
     until("stripes are made", is_done, MADE_S)
     return count(rig, "stripes_made")
