@@ -96,7 +96,8 @@ class ControlLink:
 
     def stop(self) -> None:
         """End the connection and the thread."""
-        self._loop.call_soon_threadsafe(self._main.cancel)
+        with suppress(RuntimeError):  # the loop is closed: a bug has ended it
+            self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
 
     def call(self, number: int, message: Message) -> None:
@@ -122,7 +123,10 @@ class ControlLink:
 
     def _run(self) -> None:
         with suppress(asyncio.CancelledError):
-            asyncio.run(self._live())
+            try:
+                asyncio.run(self._live())
+            except Exception as error:  # no heartbeat would follow, and nobody hear why
+                self._service.broken(error)
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,22 +134,26 @@ class ControlLink:
         assert task is not None
         self._main = task
         self._ready.set()
-        ticking = asyncio.create_task(self._tick())
-        search = self._search
         try:
-            while True:
-                address = search.next()
-                try:
-                    ended = await self._stay(address)
-                except KVStoreError as error:
-                    self._refused(address, error)
-                    ended = error
-                search.failed(address, ended)
-                await asyncio.sleep(search.next_s(ended.retry_after_s))
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._tick())
+                both.create_task(self._follow())
         finally:
-            ticking.cancel()
             for each in tuple(self._tasks):
                 each.cancel()
+
+    async def _follow(self) -> None:
+        """Be connected to a master, and to the next one when that ends."""
+        search = self._search
+        while True:
+            address = search.next()
+            try:
+                ended = await self._stay(address)
+            except KVStoreError as error:
+                self._refused(address, error)
+                ended = error
+            search.failed(address, ended)
+            await asyncio.sleep(search.next_s(ended.retry_after_s))
 
     def _tell(self, address: str, error: KVStoreError) -> None:
         """Log why a master is not the one: once, not at every try."""
@@ -207,8 +215,7 @@ class ControlLink:
         """See, beside the connection that keeps silent, whether another master leads by now."""
         if self._peer is not None and (self._looking is None or self._looking.done()):
             self._looking = self._loop.create_task(self._find_other(self._peer))
-            self._tasks.add(self._looking)
-            self._looking.add_done_callback(self._tasks.discard)
+            self._keep(self._looking)
 
     async def _find_other(self, present: Peer) -> None:
         for address in self._search.others(self._address):
@@ -222,9 +229,17 @@ class ControlLink:
                     return
 
     def _start_call(self, number: int, message: Message) -> None:
-        task = self._loop.create_task(self._call(number, message))
+        self._keep(self._loop.create_task(self._call(number, message)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Hold a task until its end, which no exception may be."""
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._service.broken(error)
 
     async def _call(self, number: int, message: Message) -> None:
         reply: Message | None = None

@@ -13,8 +13,9 @@ from workers.tiers.guarded_file import ServiceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Future
 
+    from workers.guarded_threads import GuardedThreads
     from workers.tiers.nvme import NvmeSegment
 
 
@@ -23,7 +24,7 @@ class DiskWatch:
 
     def __init__(
         self,
-        threads: Mapping[NvmeSegment, Executor],
+        threads: Mapping[NvmeSegment, GuardedThreads],
         tell: Callable[[MediumChanged], None],
     ) -> None:
         """`tell` hears of each change once, in the disk's thread."""
@@ -37,7 +38,7 @@ class DiskWatch:
         for segment, thread in self._threads.items():
             pending = self._pending.get(segment)
             if pending is None or pending.done():
-                self._pending[segment] = thread.submit(self._look, segment)
+                self._pending[segment] = thread.begin(self._look, segment)
 
     def _look(self, segment: NvmeSegment) -> None:
         segment.check_name()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from array import array
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +18,7 @@ from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.puts import ExtentSource, PeerSource, StripeSource
 from workers.disk_pull import DiskSource
 from workers.extent_sources import HbmSource, MemorySource
+from workers.guarded_threads import GuardedThreads
 from workers.parity import hashed
 from workers.tiers.hbm import HbmSegment
 from workers.tiers.nvme import NvmeSegment
@@ -45,25 +45,25 @@ class Mover:
         """Own `peers`. Threads start as they are needed."""
         self._service = service
         self._peers = peers
-        self._moves = ThreadPoolExecutor(threads.moves, "worker-mover")
-        self._copies = ThreadPoolExecutor(threads.copies, "worker-copier")
+        self._moves = GuardedThreads(threads.moves, "worker-mover", service.broken)
+        self._copies = GuardedThreads(threads.copies, "worker-copier", service.broken)
         self._closing = threading.Event()
 
     def begin(self, start: StartPull) -> None:
         """Carry one out soon. For any thread; waits for nothing."""
         is_copy = isinstance(start.message.source, PeerSource | StripeSource)
-        (self._copies if is_copy else self._moves).submit(self._run, start)
+        (self._copies if is_copy else self._moves).begin(self._run, start)
 
     def compute(self, action: ComputeParity) -> None:
         """Answer a HashParity soon; it has its turn among the copies."""
-        self._copies.submit(self._compute, action)
+        self._copies.begin(self._compute, action)
 
     def close(self) -> None:
         """End what runs; what has not begun never does."""
         self._closing.set()
         self._service.pulls.cancel_all()
-        self._moves.shutdown(cancel_futures=True)
-        self._copies.shutdown(cancel_futures=True)
+        self._moves.close(cancel=True)
+        self._copies.close(cancel=True)
         self._peers.close()
 
     def _run(self, start: StartPull) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import Announcement, announce, withdraw
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.config import ClusterConfig
-    from kvstore.errors import KVStoreError
     from workers.config import WorkerConfig
     from workers.ingest import EngineDesk
     from workers.lent_segments import LentSegments
@@ -177,19 +176,21 @@ def _end_on_signals(service: Service, stopping: asyncio.Future[None]) -> None:
 def _control(
     service: Service, config: WorkerConfig, identity: Identity, stopping: asyncio.Future[None]
 ) -> ControlLink:
-    """The link to the masters; a refusal at the first connection stops the worker."""
+    """The link to the masters; a refusal at the first connection, or a bug, stops the worker."""
     loop = asyncio.get_running_loop()
 
-    def fail(error: KVStoreError) -> None:
+    def fail(error: BaseException) -> None:
         if not stopping.done():
             stopping.set_exception(error)
 
-    def refused(error: KVStoreError) -> None:
-        loop.call_soon_threadsafe(fail, error)
+    def ended(error: BaseException) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the worker has ended
+            loop.call_soon_threadsafe(fail, error)
 
     masters = [str(each) for each in config.master]
-    control = ControlLink(service, masters, identity, refused)
+    control = ControlLink(service, masters, identity, ended)
     service.control = control
+    service.on_broken = ended
     return control
 
 

@@ -137,7 +137,7 @@ class Rounds:
         chunk, slots = table.chunk_around(start), list[int]()
         if chunk is not None:
             first, last = _begins(chunk, start), _begins(chunk, stop)
-            last = min(last, first + LOOK_EXTENTS_MAX, len(chunk.states))
+            last = min(last, first + LOOK_EXTENTS_MAX)
             if last - first == LOOK_EXTENTS_MAX:
                 stop = min(stop, chunk.start + last * chunk.size_class)
             slots = chunk.unverified(first, last)
@@ -227,5 +227,8 @@ def _frame_end(table: SegmentTable, offset: int) -> int:
 
 
 def _begins(chunk: ChunkTable, offset: int) -> int:
-    """The first slot of a chunk that begins at `offset` or after it."""
-    return -(-(offset - chunk.start) // chunk.size_class)
+    """The first slot of a chunk that begins at `offset` or after it; their number for none.
+
+    A chunk ends behind its last slot, wherever its size class does not divide it.
+    """
+    return min(-(-(offset - chunk.start) // chunk.size_class), len(chunk.states))

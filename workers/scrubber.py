@@ -7,10 +7,10 @@ becomes of a bad extent, is `workers.rounds`' to decide.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from workers.events import Scrubbed
+from workers.guarded_threads import GuardedThreads
 from workers.verification import verify_all
 
 if TYPE_CHECKING:
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 class Scrubber:
     """One look a segment at a time."""
 
-    def __init__(self, segments: Mapping[str, Segment], tell: Callable[[Scrubbed], None]) -> None:
-        """`tell` hears of each look's end, in the segment's thread. Threads start as needed."""
+    def __init__(
+        self,
+        segments: Mapping[str, Segment],
+        tell: Callable[[Scrubbed], None],
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        """`tell` hears of each look's end, `broken` of a bug, both in the segment's thread."""
         self._segments = segments
         self._tell = tell
         self._closing = threading.Event()
-        self._threads = {name: ThreadPoolExecutor(1, f"scrubber-{name}") for name in segments}
+        self._threads = {name: GuardedThreads(1, f"scrubber-{name}", broken) for name in segments}
 
     @property
     def is_closing(self) -> bool:
@@ -37,13 +42,13 @@ class Scrubber:
 
     def begin(self, look: ScrubExtents) -> None:
         """Verify these extents soon. For any thread; waits for nothing."""
-        self._threads[look.extents.segment].submit(self._run, look)
+        self._threads[look.extents.segment].begin(self._run, look)
 
     def close(self) -> None:
         """Wait for what runs, to the end of its extent; what has not begun never does."""
         self._closing.set()
         for thread in self._threads.values():
-            thread.shutdown(cancel_futures=True)
+            thread.close(cancel=True)
 
     def _run(self, look: ScrubExtents) -> None:
         segment = self._segments[look.extents.segment]

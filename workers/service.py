@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -25,6 +24,7 @@ from workers.device_pull import DevicePull
 from workers.disk_pull import DiskPull
 from workers.disk_watch import DiskWatch
 from workers.events import MOVER, AnswerIngest, PullEnded, RefuseIngest, StartPull
+from workers.guarded_threads import GuardedThreads
 from workers.ingest import Pull
 from workers.metrics import Counts
 from workers.mover import Mover
@@ -87,21 +87,24 @@ class Service:
         self.counts = Counts()
         reads = PeerReads(peers, clock, self.counts.note_copied_in)
         self.mover = Mover(self, threads, reads)
-        self.scrubber = Scrubber(self.segments, self.dispatch)
+        self.scrubber = Scrubber(self.segments, self.dispatch, self.broken)
         self.control: ControlLink | None = None
         self.on_left: Callable[[], None] = _stay
         """Ends the process; for any thread. Nobody takes leave before it is set."""
+        self.on_broken: Callable[[BaseException], None] = _stay
+        """Ends the process because of a bug; for any thread, and more than once."""
         self.staging: Final = staging
         self._engine = engine
         self._mutex = threading.Lock()
         self._numbers = count(1)
         self._sessions: dict[int, DataSession] = {}
         """By number: whose threads carry out the actions that answer them."""
-        self._checks: dict[str, Executor] = {
-            each.id: ThreadPoolExecutor(1, f"checks-{each.id}") for each in self.segments.values()
+        self._checks: dict[str, GuardedThreads] = {
+            each.id: GuardedThreads(1, f"checks-{each.id}", self.broken)
+            for each in self.segments.values()
         }
         self._disk_records = {
-            each: ThreadPoolExecutor(1, f"records-{each.id}")
+            each: GuardedThreads(1, f"records-{each.id}", self.broken)
             for each in self.segments.values()
             if isinstance(each, NvmeSegment)
         }
@@ -181,12 +184,20 @@ class Service:
         """
         pending = [event]
         for each in pending:  # grows meanwhile
-            with self._mutex:
-                actions = self.state.handle(each, self.clock.now_s())
+            try:
+                with self._mutex:
+                    actions = self.state.handle(each, self.clock.now_s())
+            except Exception as error:  # whoever's thread it is: every other one relies on it
+                self.broken(error)
+                raise
             for action in actions:
                 follows = self._execute(action, session)
                 if follows is not None:
                     pending.append(follows)
+
+    def broken(self, error: BaseException) -> None:
+        """A bug has left work of this worker undone: end the process. For any thread."""
+        self.on_broken(error)
 
     def answer(self, command: int, message: Message) -> None:
         """Reply to a command of the leader's, from any thread."""
@@ -221,7 +232,7 @@ class Service:
         self.mover.close()
         self.scrubber.close()
         for thread in (*self._checks.values(), *self._disk_records.values()):
-            thread.shutdown()
+            thread.close()
 
     def _execute(self, action: Action, session: DataSession | None) -> Event | None:
         """Carry one action out; the event that it ends in, if that is known at once."""
@@ -248,9 +259,9 @@ class Service:
             case events.ComputeParity():
                 self.mover.compute(action)
             case events.ReleaseMemory():
-                self._checks[action.segment].submit(self._release, action)
+                self._checks[action.segment].begin(self._release, action)
             case events.VerifyPayloads():
-                self._checks[action.extents.segment].submit(self._verify, action)
+                self._checks[action.extents.segment].begin(self._verify, action)
             case events.ScrubExtents():
                 self.scrubber.begin(action)
             case _:
@@ -282,7 +293,7 @@ class Service:
     def _send_rows(self, action: events.SendRows) -> None:
         segment = self.segments[action.segment]
         if isinstance(segment, NvmeSegment):
-            self._disk_records[segment].submit(self._send_rows_of, segment, action)
+            self._disk_records[segment].begin(self._send_rows_of, segment, action)
         else:
             self._send_rows_of(segment, action)
 
@@ -300,7 +311,7 @@ class Service:
         """Change records; the end of it, if that is known at once."""
         segment = self.segments[action.extents.segment]
         if isinstance(segment, NvmeSegment):
-            self._disk_records[segment].submit(self._write_to_disk, segment, action)
+            self._disk_records[segment].begin(self._write_to_disk, segment, action)
             return None
         if isinstance(action, events.WriteFree):
             return events.WorkEnded(action.work, self._write_free(segment, action.extents))
@@ -348,5 +359,5 @@ class Service:
         self.dispatch(events.WorkEnded(action.work, outcomes))
 
 
-def _stay() -> None:
+def _stay(*_: object) -> None:
     """A service without a process of its own has nothing to end."""

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from tests.unit.worker_scripts import EPOCH
 from tests.unit.worker_segments import memory_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 REFUSED = os.strerror(errno.ECONNREFUSED)
@@ -147,3 +148,45 @@ def test_a_leader_of_a_lower_epoch_is_never_gone_back_to(
         old.expect(RegisterWorker)
         assert not rig.state.is_serving
         assert rig.state.epoch == EPOCH + 1
+
+
+class Bug(Exception):
+    """What nobody expects."""
+
+
+def buggy(*_: object) -> None:
+    raise Bug
+
+
+async def buggy_call(*_: object) -> None:
+    raise Bug
+
+
+@pytest.mark.parametrize(
+    ("place", "bug"),
+    [
+        ("state.handle", buggy),
+        ("service.disks.look_soon", buggy),
+        ("control._search.failed", buggy),
+        ("control._call", buggy_call),
+    ],
+)
+def test_a_bug_in_the_control_thread_is_heard(
+    folder: Path, masters: list[Leader], monkeypatch: pytest.MonkeyPatch,
+    place: str, bug: Callable[..., object],
+) -> None:  # fmt: skip
+    """Or no heartbeat would follow, from a process that looks alive."""
+    with worker(folder, masters[1], masters[1].address) as rig:
+        masters[1].await_served()
+        where: object = rig
+        *path, name = place.split(".")
+        for each in path:
+            where = getattr(where, each)
+        monkeypatch.setattr(where, name, bug)
+        rig.control.drop("so that another connection is made")
+        found = rig.bugs.get(timeout=PATIENCE_S)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        assert isinstance(found, Bug)
+        monkeypatch.undo()
+        rig.bugs = SimpleQueue()

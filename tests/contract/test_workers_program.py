@@ -304,3 +304,28 @@ def test_without_a_master_the_worker_says_that_it_takes_nothing(folder: Path) ->
     finally:
         process.kill()
         process.wait()
+
+
+BUGGY = """
+import sys
+from workers import rounds
+from workers.__main__ import main
+
+def look(self, now):
+    raise IndexError("a bug that nobody knows of")
+
+rounds.Rounds.look = look
+sys.argv[0] = "kvharbor-worker"
+main()
+"""
+
+
+def test_a_bug_ends_the_program_and_says_where_it_is(folder: Path, leader: Leader) -> None:
+    options = command(folder, leader)[4:]
+    process = subprocess.run(
+        [sys.executable, "-c", BUGGY, *options],
+        stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert process.returncode == ExitCode.INTERNAL
+    assert "IndexError: a bug that nobody knows of" in process.stderr
+    assert read_announcement(folder, "worker") is None

@@ -123,7 +123,7 @@ def test_a_disk_that_fails_is_no_finding(rig: Rig, disk: FakeDisk) -> None:
 
 def test_a_disk_that_hangs_holds_up_no_other_segment(rig: Rig, disk: FakeDisk) -> None:
     ended: SimpleQueue[Scrubbed] = SimpleQueue()
-    scrubber = Scrubber(rig.service.segments, ended.put)
+    scrubber = Scrubber(rig.service.segments, ended.put, rig.bugs.put)
     segments: tuple[Segment, ...] = (rig.nvme, rig.hbm, rig.segment)
     disk.answers.clear()
     try:
@@ -154,7 +154,7 @@ class Gate(threading.Event):
 
 def test_an_ending_worker_reads_no_more(rig: Rig, disk: FakeDisk) -> None:
     ended: SimpleQueue[Scrubbed] = SimpleQueue()
-    scrubber = Scrubber({rig.nvme.id: rig.nvme}, ended.put)
+    scrubber = Scrubber({rig.nvme.id: rig.nvme}, ended.put, rig.bugs.put)
     gate = disk.answers = Gate()
     stretches = tuple(nvme_parts.stretch(each) for each in LOW[:2])
     scrubber.begin(ScrubExtents(1, ExtentGroup(rig.nvme.id, PAGE, stretches)))

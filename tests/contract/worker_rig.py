@@ -90,6 +90,8 @@ class Rig:
         self.worker = worker
         self.secret = secret
         self.refusals: SimpleQueue[KVStoreError] = SimpleQueue()
+        self.bugs: SimpleQueue[BaseException] = SimpleQueue()
+        """What would have ended the process: a test takes out what it has caused itself."""
         self.segment, self.found = opened(folder / "segment", name=SegmentId(f"{worker}-dram0"))
         table = SegmentTable(self.segment.id, self.segment.incarnation, self.segment.geometry)
         table.adopt(self.found.adopted)
@@ -127,6 +129,7 @@ class Rig:
             self.service, masters or [leader.address], identity, self.refusals.put
         )
         self.service.control = self.control
+        self.service.on_broken = self.bugs.put
         self.control.start()
         self.listeners.start()
 
@@ -141,6 +144,8 @@ class Rig:
             segment.close()
         if self.service.staging is not None:
             self.service.staging.segment.close()
+        if not self.bugs.empty():
+            raise self.bugs.get()
 
     def engine_desk(self, clock: Clock) -> EngineDesk | None:
         """None here: see tests.contract.engine_rig."""

@@ -15,6 +15,8 @@ from master.tunables import HOST, WORKER, Tunables
 from tests.simulation.world import FAIR, Weather
 
 CHUNK_BYTES: Final = 64 * limits.KIB
+ODD_PACE: Final = 4 * (CHUNK_BYTES // 2 - limits.KIB)
+"""Bytes a second that a scrubber verifies, at which looks begin behind the last page of a chunk."""
 STAGING: Final = Geometry(CHUNK_BYTES, CHUNK_BYTES)
 """Of the memory where each worker stages pages of its disks: little, so that slots are reused."""
 
@@ -161,7 +163,7 @@ def options_of(seed: int) -> Options:
     drawn = replace(drawn, **_replicas_of(Random(f"replicas {seed}"), drawn.workers))
     heat_bytes_per_s = Random(f"heat {seed}").choice((0.0, 0.0, 4.0 * limits.KIB))
     drawn = replace(drawn, heat_bytes_per_s=heat_bytes_per_s)
-    pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, 8 * CHUNK_BYTES))
+    pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, ODD_PACE))
     wishes = Random(f"operator {seed}").choice((0.0, 0.0, 0.3)) if drawn.workers > 1 else 0.0
     masters = _masters_of(random, drawn.fault_kinds)
     return replace(drawn, scrub_bytes_per_s=pace, relocations=wishes, **masters)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -17,21 +17,20 @@ from workers.events import MediumChanged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from workers.guarded_threads import GuardedThreads
     from workers.tiers.nvme import NvmeSegment
 
 
-class Later(Executor):
+class Later:
     """Runs what it was given when it is told to."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[..., Any]]] = []
 
-    def submit(  # type: ignore[override]  # as it is called here
-        self, fn: Callable[[NvmeSegment], None], segment: NvmeSegment
-    ) -> Future[None]:
+    def begin(self, work: Callable[..., None], *arguments: object) -> Future[None]:
         """Keep a job."""
         future: Future[None] = Future()
-        self.jobs.append((future, partial(fn, segment)))
+        self.jobs.append((future, partial(work, *arguments)))
         return future
 
     def run(self) -> None:
@@ -39,6 +38,11 @@ class Later(Executor):
         for future, job in self.jobs:
             future.set_result(job())
         self.jobs.clear()
+
+
+def watching(threads: dict[NvmeSegment, Later], tell: Callable[[MediumChanged], None]) -> DiskWatch:
+    """A watch whose looks wait until they are told to run."""
+    return DiskWatch(cast("dict[NvmeSegment, GuardedThreads]", threads), tell)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ class Later(Executor):
 def test_each_change_is_told_once(spoil: Callable[[FakeDisk], None], state: str) -> None:
     disk, executor, told = FakeDisk(), Later(), list[MediumChanged]()
     segment, _ = nvme_parts.opened(disk)
-    watch = DiskWatch({segment: executor}, told.append)
+    watch = watching({segment: executor}, told.append)
     watch.look_soon()
     executor.run()
     assert told == []
@@ -72,7 +76,7 @@ def test_a_look_that_lasts_is_not_asked_for_again_and_holds_up_no_other_disk() -
     hung, _ = nvme_parts.opened(FakeDisk())
     disk = FakeDisk()
     good, _ = nvme_parts.opened(disk)
-    watch = DiskWatch({hung: stuck, good: other}, told.append)
+    watch = watching({hung: stuck, good: other}, told.append)
     for _ in range(3):
         watch.look_soon()
         assert (len(stuck.jobs), len(other.jobs)) == (1, 1)

@@ -145,6 +145,25 @@ def test_pages_of_every_class_have_their_turn() -> None:
     assert through(script) == [0, 3 * PAGE, CHUNK]
 
 
+@pytest.mark.parametrize("looks_a_chunk", [1, 3, 4, 7, 8, 16, 40])
+@pytest.mark.parametrize("pages_a_frame", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("size", [PAGE, 3 * PAGE, 5 * PAGE, 7 * PAGE, 9 * PAGE, 15 * PAGE])
+def test_each_page_has_its_turn_wherever_chunks_and_looks_end(
+    size: int, pages_a_frame: int, looks_a_chunk: int
+) -> None:
+    """Most sizes do not divide a chunk: looks may begin behind its last page, and end there."""
+    script = scrubbing(rate=int(CHUNK / looks_a_chunk / LOOK_S))
+    slots = [i * size for i in range(min(pages_a_frame, CHUNK // size))]
+    pages = [chunk + slot for chunk in (0, 2 * CHUNK) for slot in slots]
+    for counter, chunk in enumerate((0, 2 * CHUNK), COUNTER):
+        message = ingest([chunk + slot for slot in slots], counter, size=size, first_key=counter)
+        script.put(message)
+    found: list[list[int]] = [[], [], []]
+    while (ended := progress(script).ended) < 3:
+        found[ended] += [place for _, place in turn(script)]
+    assert found == [[], pages, pages]
+
+
 def test_what_a_seal_or_a_check_has_verified_is_left_out_once() -> None:
     script = scrubbing()
     script.seal((0, PAGE), COUNTER)
