@@ -17,7 +17,7 @@ from kvstore.lease import granter_release_s
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.hello import Failure
 from master import placing
-from master.events import Command, Note, Persist, Reply, SessionId, TicketId
+from master.events import Command, Note, Persist, Reply, SessionId, WriteId
 from master.eviction import EvictionInForce
 from master.heat import Heat
 from master.in_force import AdmissionInForce, InForce
@@ -119,8 +119,8 @@ class Core:
 
         self._sample = int(epoch)
         self._generations = 0
-        self._tickets = 0
-        self._on_persisted: dict[TicketId, list[Callable[[], None]]] = {}
+        self._writes = 0
+        self._on_persisted: dict[WriteId, list[Callable[[], None]]] = {}
 
     def _start_looks(self) -> None:
         """What is looked at again and again, by those who move pages and make room."""
@@ -289,21 +289,21 @@ class Core:
         then: Callable[[], None] | None = None,
         *,
         behind: bool = False,
-    ) -> TicketId:
+    ) -> WriteId:
         """Write durably; `then` runs when that is done. `behind`: when nothing else waits."""
-        self._tickets += 1
-        ticket = TicketId(self._tickets)
-        self._on_persisted[ticket] = [] if then is None else [then]
-        self.actions.append(Persist(ticket, puts, deletes, behind))
-        return ticket
+        self._writes += 1
+        write = WriteId(self._writes)
+        self._on_persisted[write] = [] if then is None else [then]
+        self.actions.append(Persist(write, puts, deletes, behind))
+        return write
 
-    def when_persisted(self, ticket: TicketId, then: Callable[[], None]) -> None:
-        """Run `then` when this ticket, which is still open, is durable."""
-        self._on_persisted[ticket].append(then)
+    def when_persisted(self, write: WriteId, then: Callable[[], None]) -> None:
+        """Run `then` when this write is durable; it is not yet."""
+        self._on_persisted[write].append(then)
 
-    def persisted(self, ticket: TicketId) -> None:
-        """A ticket is durable."""
-        for then in self._on_persisted.pop(ticket, ()):
+    def persisted(self, write: WriteId) -> None:
+        """A write is durable."""
+        for then in self._on_persisted.pop(write, ()):
             then()
 
     def touch(self, run: Run, hints: Hints = NO_HINTS) -> None:

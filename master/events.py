@@ -19,7 +19,7 @@ SessionId = NewType("SessionId", int)
 CommandId = NewType("CommandId", int)
 """One request of the master to a worker."""
 
-TicketId = NewType("TicketId", int)
+WriteId = NewType("WriteId", int)
 """One durable write, numbered by the core."""
 
 
@@ -57,9 +57,9 @@ class CommandAnswered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Persisted(msgspec.Struct, frozen=True, gc=False):
-    """The writes of this ticket are durable."""
+    """A write is durable."""
 
-    ticket: TicketId
+    write: WriteId
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
@@ -92,12 +92,12 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Persist(msgspec.Struct, frozen=True, gc=False):
-    """Write durably, all or nothing, in the order of tickets; Persisted follows.
+    """Write durably, all or nothing, in the order of their numbers; Persisted follows.
 
     Those that are `behind` wait for all others, and keep their order among each other.
     """
 
-    ticket: TicketId
+    write: WriteId
     puts: tuple[tuple[str, bytes], ...]
     deletes: tuple[str, ...]
     behind: bool = False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from master.core import Core
-    from master.events import TicketId
+    from master.events import WriteId
 
 PREFIX: Final = "workers/"
 
@@ -27,7 +27,7 @@ class Lenders:
     def __init__(self) -> None:
         """Nobody has ever lent anything."""
         self._names: dict[str, tuple[str, ...]] = {}
-        self._writing: dict[str, TicketId] = {}
+        self._writing: dict[str, WriteId] = {}
         self.absent: dict[str, str] = {}
         """Worker by segment, for segments that are durable and not registered since the start."""
 
@@ -38,11 +38,11 @@ class Lenders:
         names = tuple(sorted(segments))
         if self._names.get(worker, ()) != names:
             self._write(core, {worker: names, **self._without(names, worker)})
-        ticket = self._writing.get(worker)
-        if ticket is None:
+        write = self._writing.get(worker)
+        if write is None:
             then()
         else:
-            core.when_persisted(ticket, then)
+            core.when_persisted(write, then)
 
     def _without(self, names: tuple[str, ...], worker: str) -> dict[str, tuple[str, ...]]:
         """What others lend without these segments, where that is less: each has one lender, or a
@@ -59,15 +59,15 @@ class Lenders:
         self._names |= lists
         puts = tuple((PREFIX + each, _packed(names)) for each, names in lists.items() if names)
         deletes = tuple(PREFIX + each for each, names in lists.items() if not names)
-        ticket = core.persist(puts, deletes)
-        self._writing |= dict.fromkeys(lists, ticket)
+        write = core.persist(puts, deletes)
+        self._writing |= dict.fromkeys(lists, write)
 
         def written() -> None:
             for each in lists:
-                if self._writing.get(each) == ticket:
+                if self._writing.get(each) == write:
                     del self._writing[each]
 
-        core.when_persisted(ticket, written)
+        core.when_persisted(write, written)
 
     def absent_of(self, worker: str) -> list[str]:
         """The worker's segments of before the start that are not registered since."""

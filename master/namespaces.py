@@ -18,7 +18,7 @@ from kvstore.require import require_replicas, require_ttl
 from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from master.directory import Tree
-from master.events import TicketId
+from master.events import WriteId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class KnownNamespace(msgspec.Struct, eq=False):
     ttl_s: float | None
     """Of its pages; None: the master's."""
     is_durable: bool
-    writing: TicketId | None = None
+    writing: WriteId | None = None
     """The last write of its value, until that is done."""
     replicas: int = 0
     """Of its pages; 0: the master's."""
@@ -168,12 +168,12 @@ def _write(core: Core, known: KnownNamespace) -> None:
     namespace = known.namespace
     key = PREFIX + namespace.id.hex()
     message = OpenNamespace(namespace.content, namespace.layout, known.ttl_s, known.replicas)
-    ticket = core.persist(puts=((key, _ORDINAL.pack(known.ordinal) + encode(message)),))
+    write = core.persist(puts=((key, _ORDINAL.pack(known.ordinal) + encode(message)),))
 
     def written() -> None:
         known.is_durable = True
-        if known.writing == ticket:
+        if known.writing == write:
             known.writing = None
 
-    core.when_persisted(ticket, written)
-    known.writing = ticket
+    core.when_persisted(write, written)
+    known.writing = write

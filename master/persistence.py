@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from kvstore.coordination.metadata_store import MetadataStore
-    from master.events import Persist, TicketId
+    from master.events import Persist, WriteId
 
 BATCHES_MAX: Final = 64
 """Of one kind. Beyond it actions join the last batch, however large that becomes: of each key only
@@ -36,13 +36,13 @@ _LOG = logging.getLogger(__name__)
 class _Batch:
     """Actions that become durable together, unless they are too many."""
 
-    __slots__ = ("_size", "tickets", "values")
+    __slots__ = ("_size", "values", "writes")
 
     def __init__(self) -> None:
         """Start with none."""
         self.values: dict[str, bytes | None] = {}
         """The last value of each key; None: deleted."""
-        self.tickets: list[TicketId] = []
+        self.writes: list[WriteId] = []
         self._size = 0
 
     def takes(self, action: Persist) -> bool:
@@ -57,7 +57,7 @@ class _Batch:
         for key, value in (*((key, None) for key in action.deletes), *action.puts):
             self._size += len(value or b"") - len(self.values.get(key) or b"")
             self.values[key] = value
-        self.tickets.append(action.ticket)
+        self.writes.append(action.write)
 
 
 class Persistence:
@@ -66,7 +66,7 @@ class Persistence:
     def __init__(
         self,
         store: MetadataStore,
-        on_durable: Callable[[TicketId], None],
+        on_durable: Callable[[WriteId], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`on_durable` is called once for every action, from `run`, in the order of its kind."""
@@ -111,9 +111,9 @@ class Persistence:
     async def _write_batch(self, batch: _Batch) -> None:
         for values in _cut(batch.values):
             await self._write(values)
-        for ticket in batch.tickets:
+        for write in batch.writes:
             self.pending -= 1
-            self._on_durable(ticket)
+            self._on_durable(write)
 
     async def _write(self, values: dict[str, bytes | None]) -> None:
         puts = [(key, value) for key, value in values.items() if value is not None]

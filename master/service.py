@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kvstore.rpc.peer import Peer
     from kvstore.wire.messages.base import Message
     from kvstore.wire.messages.hello import Hello
-    from master.events import Action, CommandId, Event, TicketId
+    from master.events import Action, CommandId, Event, WriteId
     from master.metrics import ShellCounts
 
 INSIDE: Final = SessionId(0)
@@ -182,8 +182,8 @@ class TermService:
         del self._peers[session]
         self._feed(SessionClosed(session))
 
-    def _persisted(self, ticket: TicketId) -> None:
-        self._feed(Persisted(ticket))
+    def _persisted(self, write: WriteId) -> None:
+        self._feed(Persisted(write))
 
     # Events in, actions out.
 

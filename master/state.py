@@ -186,7 +186,7 @@ class MasterState:
                 if not known and not stripe_making.answered(core, event.command, event.reply):
                     confirmations.confirm(core, event.command, event.reply)
             case Persisted():
-                core.persisted(event.ticket)
+                core.persisted(event.write)
             case SessionOpened():
                 self._opened(event)
             case SessionClosed():

@@ -308,7 +308,7 @@ class VirtualPool:
             case Reply():
                 self._replies[action.session, action.request_id] = action.message
             case Persist():
-                self._send(Persisted(action.ticket))
+                self._send(Persisted(action.write))
             case Command(message=Ingest()):
                 self._moving.append((self.now_s + self.setting.move_s, action))
             case Command():

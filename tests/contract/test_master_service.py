@@ -287,14 +287,14 @@ def test_what_the_core_notes_is_one_line_of_the_log(caplog: pytest.LogCaptureFix
     assert "100 % of w?1" in [each.getMessage() for each in caplog.records]
 
 
-def persist_on_request(ticket: int) -> Callable[[events.Event], list[events.Action]]:
+def persist_on_request(write: int) -> Callable[[events.Event], list[events.Action]]:
     """A core that stores something for every probe."""
 
     def answer(event: events.Event) -> list[events.Action]:
         match event:
             case events.Request(session, request_id, Probe()):
                 return [
-                    events.Persist(events.TicketId(ticket), (("k", b"v"),), ()),
+                    events.Persist(events.WriteId(write), (("k", b"v"),), ()),
                     events.Reply(session, request_id, Probed(b"")),
                 ]
         return []
@@ -306,7 +306,7 @@ def test_what_is_stored_durably_is_told() -> None:
     async def use(bench: Bench) -> None:
         bench.core.answer = persist_on_request(9)
         await (await bench.dial()).call(PROBE, 5)
-        assert await bench.core.until(events.Persisted) == [events.Persisted(events.TicketId(9))]
+        assert await bench.core.until(events.Persisted) == [events.Persisted(events.WriteId(9))]
         assert bench.disk.entries == {"k": b"v"}
 
     run(use)

@@ -203,7 +203,7 @@ class SimTerm:
             if error is None:
                 self._is_writing = False
                 self._write_next()
-                self.feed(Persisted(action.ticket))
+                self.feed(Persisted(action.write))
             elif isinstance(error, StaleEpoch):
                 self._master.deposed(self.epoch)
             else:

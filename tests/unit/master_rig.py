@@ -138,7 +138,7 @@ class Rig:
             self.store.update(persist.puts)
             for key in persist.deletes:
                 self.store.pop(key, None)
-            self.send(Persisted(persist.ticket))
+            self.send(Persisted(persist.write))
 
     def obey_all(self) -> None:
         """Let the workers carry out and answer every pending command."""

@@ -22,7 +22,7 @@ EVENTS = [
     events.Request(events.SessionId(1), 7, Probe(b"\0" * 32, b"\xff" * 64)),
     events.CommandAnswered(events.CommandId(3), Done()),
     events.CommandAnswered(events.CommandId(4), None),
-    events.Persisted(events.TicketId(9)),
+    events.Persisted(events.WriteId(9)),
     events.SessionClosed(events.SessionId(1)),
     events.Prolonged(12.5),
     events.Prolonged(float("inf")),

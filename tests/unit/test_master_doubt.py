@@ -305,4 +305,4 @@ def test_orders_and_writes_that_arise_all_the_same_wait_in_their_order(rig: Rig)
     rig.tick()
     assert rig.persists == []
     rig.send(Prolonged(inf))
-    assert [each.ticket for each in rig.persists[:2]] == [first, second]
+    assert [each.write for each in rig.persists[:2]] == [first, second]

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.coordination.metadata_store import WRITE_KEYS_MAX, Candidate
 from kvstore.errors import OutOfSpace, StaleEpoch, Unavailable
-from master.events import Persist, TicketId
+from master.events import Persist, WriteId
 from master.persistence import BATCHES_MAX, Persistence
 from tests.fake_metadata_store import FakeMetadataStore, MetadataDisk
 
@@ -56,8 +56,8 @@ class Bench:
         return kept[0]
 
 
-def persist(ticket: int, *puts: tuple[str, bytes], deletes: tuple[str, ...] = ()) -> Persist:
-    return Persist(TicketId(ticket), puts, deletes)
+def persist(write: int, *puts: tuple[str, bytes], deletes: tuple[str, ...] = ()) -> Persist:
+    return Persist(WriteId(write), puts, deletes)
 
 
 def test_actions_become_durable_in_order() -> None:
@@ -133,7 +133,7 @@ def test_nothing_counts_as_durable_under_a_higher_epoch() -> None:
 def test_what_is_written_behind_waits_for_all_others() -> None:
     bench = Bench()
     behind = [
-        Persist(TicketId(each), ((f"s/{each}", bytes(600_000)),), (), behind=True)
+        Persist(WriteId(each), ((f"s/{each}", bytes(600_000)),), (), behind=True)
         for each in (1, 2, 3)
     ]
     bench.run(*behind, persist(4, ("a", b"1")), persist(5, ("b", b"1")))
@@ -145,16 +145,16 @@ def test_nobody_waits_for_more_than_one_transaction_of_what_is_behind() -> None:
     async def live() -> list[int]:
         durable: list[int] = []
 
-        def note(ticket: int) -> None:
-            durable.append(ticket)
-            if ticket == 1:
+        def note(write: int) -> None:
+            durable.append(write)
+            if write == 1:
                 persistence.submit(persist(4, ("a", b"1")))
 
         store = FakeMetadataStore(MetadataDisk())
         persistence = Persistence(store, note)
         for each in (1, 2, 3):
             value = f"s/{each}", bytes(600_000)
-            persistence.submit(Persist(TicketId(each), (value,), (), behind=True))
+            persistence.submit(Persist(WriteId(each), (value,), (), behind=True))
         await store.open()
         await store.campaign(Candidate("m", ()))
         running = asyncio.create_task(persistence.run())

@@ -17,7 +17,7 @@ from kvstore.wire.messages.reads import GetStatus, Probe
 from master import event_ring
 from master.core import Core
 from master.event_ring import EventRing
-from master.events import Event, Persisted, Request, SessionClosed, SessionId, Tick, TicketId
+from master.events import Event, Persisted, Request, SessionClosed, SessionId, Tick, WriteId
 from master.plans import Owner, Put
 from master.removal import Removal
 from master.segments import Segment
@@ -50,7 +50,7 @@ def test_strangers_get_nothing() -> None:
     rig = Rig()
     assert rig.ask(SessionId(99), GetStatus()) is None
     rig.send(SessionClosed(SessionId(99)))
-    rig.send(Persisted(TicketId(99)))
+    rig.send(Persisted(WriteId(99)))
 
 
 def ids_of_parts() -> set[int]:
