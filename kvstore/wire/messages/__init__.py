@@ -16,13 +16,14 @@ from kvstore.wire.messages import (
     relocation,
     replicas,
     stripes,
+    tickets,
     transfers,
 )
 from kvstore.wire.messages.base import Message, tag_of
 
 CONVERSATIONS: Final = (
     hello, namespaces, puts, reads, replicas, pins, operator, relocation, stripes, membership,
-    transfers, engine,
+    transfers, engine, tickets,
 )  # fmt: skip
 
 RETIRED_TAGS: Final[frozenset[int]] = frozenset()
