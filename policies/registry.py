@@ -24,6 +24,9 @@ from policies.placement.most_free import MostFree
 from policies.placement.two_choices import TwoChoices
 from policies.replication.off import Off
 from policies.replication.read_rate import ReadRate
+from policies.routing.break_even import BreakEven
+from policies.routing.kv_aware import KvAware
+from policies.routing.prefix_load import PrefixLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
     from policies.replication.protocol import ReplicationPolicy
+    from policies.routing.protocol import ColocationPolicy, DecodePolicy, PrefillPolicy
 
 T = TypeVar("T")
 
@@ -63,6 +67,15 @@ REPLICATION: Final[dict[str, Callable[[], ReplicationPolicy]]] = {
 ERASURE: Final[dict[str, Callable[[], ErasurePolicy]]] = {
     "off": NoStripes,
     "reed-solomon": ReedSolomon,
+}
+PREFILL_ROUTING: Final[dict[str, Callable[[], PrefillPolicy]]] = {
+    "prefix_load": PrefixLoad,
+}
+DECODE_ROUTING: Final[dict[str, Callable[[], DecodePolicy]]] = {
+    "kv_aware": KvAware,
+}
+COLOCATION: Final[dict[str, Callable[[], ColocationPolicy]]] = {
+    "break_even": BreakEven,
 }
 
 
@@ -103,6 +116,27 @@ def replication(name: str, parameters: Mapping[str, object] | None = None) -> Re
 def erasure(name: str, parameters: Mapping[str, object] | None = None) -> ErasurePolicy:
     """An erasure policy; BadValue naming what exists for an unknown name or parameter."""
     policy = _known("erasure", ERASURE, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def prefill_routing(name: str, parameters: Mapping[str, object] | None = None) -> PrefillPolicy:
+    """A prefill policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("prefill_routing", PREFILL_ROUTING, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def decode_routing(name: str, parameters: Mapping[str, object] | None = None) -> DecodePolicy:
+    """A decode policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("decode_routing", DECODE_ROUTING, name)()
+    policy.parameters = amended(policy.parameters, parameters or {})
+    return policy
+
+
+def colocation(name: str, parameters: Mapping[str, object] | None = None) -> ColocationPolicy:
+    """A colocation policy; BadValue naming what exists for an unknown name or parameter."""
+    policy = _known("colocation", COLOCATION, name)()
     policy.parameters = amended(policy.parameters, parameters or {})
     return policy
 

@@ -1,0 +1,70 @@
+"""How long things would take, how loaded and how far away workers are: what policies compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from policies.routing.protocol import DecodeOffer, PrefillOffer, Wish
+
+UNMEASURED_TOKENS_PER_S: Final = 1e3
+UNMEASURED_STEP_S: Final = 0.03
+UNMEASURED_LINK_BYTES_PER_S: Final = 1e9
+"""Of all, while nobody has measured: they only weigh one kind of time against another."""
+
+
+def distance(wish: Wish, offer: PrefillOffer | DecodeOffer) -> int:
+    """From most of the pages: 0 on their host, 1 in their rack, 2 in their zone, 3 elsewhere."""
+    if offer.host == wish.host:
+        return 0
+    if (offer.zone, offer.rack) == (wish.zone, wish.rack):
+        return 1
+    return 2 if offer.zone == wish.zone else 3
+
+
+def load_with(wish: Wish, offer: DecodeOffer) -> float:
+    """Share of its batch or of its KV tokens, whichever is scarcer, once it has the request."""
+    free_tokens = offer.free_tokens - wish.tokens - wish.new_tokens
+    used = 1 - free_tokens / offer.capacity_tokens
+    return max(used, (offer.running + 1) / offer.batch_max)
+
+
+def moved_bytes(wish: Wish, local_tokens: int) -> float:
+    """Of its KV, what does not lie on the host that has so many of its tokens."""
+    return wish.bytes_total * (1 - min(local_tokens, wish.tokens) / wish.tokens)
+
+
+def transfers_s(wish: Wish, offers: Sequence[DecodeOffer]) -> list[float]:
+    """Until each had pulled the KV, behind what is on its way to it already."""
+    speeds = links(offers)
+    moved = [moved_bytes(wish, offer.prefix_tokens) for offer in offers]
+    return [
+        (size + offer.link_bytes if size else 0.0) / speed
+        for size, offer, speed in zip(moved, offers, speeds, strict=True)
+    ]
+
+
+def links(offers: Sequence[PrefillOffer] | Sequence[DecodeOffer]) -> list[float]:
+    """Bytes a second that each pulls."""
+    return filled([o.link_bytes_per_s for o in offers], max, UNMEASURED_LINK_BYTES_PER_S)
+
+
+def steps_s(offers: Sequence[DecodeOffer]) -> list[float]:
+    """Time of a decode step of each."""
+    return filled([o.step_s for o in offers], min, UNMEASURED_STEP_S)
+
+
+def filled(
+    measured: Sequence[float], best: Callable[[Sequence[float]], float], assumed: float
+) -> list[float]:
+    """What has not been measured (0) counts as the best that has: so it is tried, and measured."""
+    known = [each for each in measured if each > 0]
+    otherwise = best(known) if known else assumed
+    return [each if each > 0 else otherwise for each in measured]
+
+
+def in_turn(wishes: Sequence[Wish]) -> list[int]:
+    """Who was ready first, first."""
+    return sorted(range(len(wishes)), key=lambda at: wishes[at].ready_s)
