@@ -69,15 +69,26 @@ class Answer:
     text: str
 
 
-@torch.no_grad()
 def append(model: PreTrainedModel, cache: DynamicCache, tokens: Sequence[int]) -> int:
     """Compute `tokens` after what the cache holds; the most likely token after the last."""
     assert tokens
     logits = torch.empty(0)
     for start in range(0, len(tokens), PIECE_TOKENS):
-        piece = torch.tensor([tokens[start : start + PIECE_TOKENS]], device=model.device)
-        logits = model(input_ids=piece, cache=cache, use_cache=True, logits_to_keep=1).logits
-    return int(logits[0, -1].argmax())
+        logits = logits_after(model, cache, tokens[start : start + PIECE_TOKENS])
+    return int(logits.argmax())
+
+
+@torch.no_grad()
+def logits_after(
+    model: PreTrainedModel, cache: DynamicCache, tokens: Sequence[int]
+) -> torch.Tensor:
+    """Compute `tokens` after what the cache holds, in one pass; the last one's logits,
+    [vocabulary]."""
+    piece = torch.tensor([list(tokens)], device=model.device)
+    logits: torch.Tensor = model(
+        input_ids=piece, cache=cache, use_cache=True, logits_to_keep=1
+    ).logits
+    return logits[0, -1]
 
 
 def generate(language: LanguageModel, cache: DynamicCache, first: int, tokens_max: int) -> Answer:

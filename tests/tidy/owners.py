@@ -20,6 +20,9 @@ MODEL_PROGRAMS: Final = (
     "workers/smollm*",
     "workers/generation*",
     "workers/tiny_llama*",
+    "workers/engine.py",
+    "workers/one_by_one*",
+    "workers/sampling*",
 )
 SERVICES: Final = (
     "master/__main__.py",
