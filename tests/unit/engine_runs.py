@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.tiny_model import text
@@ -18,10 +17,12 @@ CHUNK = 8
 CAPACITY = 400
 
 
-def request(name: str, length: int, max_tokens: int = 6, **fields: object) -> EngineRequest:
+def request(
+    name: str, length: int, max_tokens: int = 6, *, temperature: float = 0.0, seed: int = 0
+) -> EngineRequest:
     """A request whose prompt differs from those of other lengths."""
     tokens = tuple(text(2 * length)[length:])
-    return replace(EngineRequest(name, tokens, max_tokens), **fields)
+    return EngineRequest(name, tokens, max_tokens, temperature, top_p=0.95, seed=seed)
 
 
 def one_by_one(model: PreTrainedModel, **changes: int) -> AnyEngine:
