@@ -35,6 +35,20 @@ class OutOfSpace(KVStoreError):
     code = "out_of_space"
 
 
+class Throttled(KVStoreError):
+    """Admission: the request cannot begin now. Nothing is held; ask again after retry_after_s."""
+
+    code = "throttled"
+    reason: str = ""
+    """decode_occupancy, staging, migration, slow, no_prefill or no_decode."""
+
+    def __init__(self, retry_after_s: float, reason: str, text: str) -> None:
+        """Say when to ask again, and what is short."""
+        super().__init__(f"{reason}: {text}; ask again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+        self.reason = reason
+
+
 class StaleEpoch(KVStoreError):
     """A higher epoch is known: find the current master again."""
 
@@ -90,6 +104,12 @@ class UnknownNamespace(CallerError):
     """The namespace was not opened at this master."""
 
     code = "unknown_namespace"
+
+
+class UnknownTicket(CallerError):
+    """This master knows no such ticket: it has ended, or has to be presented to a new master."""
+
+    code = "unknown_ticket"
 
 
 class AccessDenied(CallerError):

@@ -44,6 +44,7 @@ _BY_ERROR: Final[tuple[tuple[type[KVStoreError], ExitCode], ...]] = (
     (errors.VersionMismatch, ExitCode.DENIED),
     (errors.MalformedMessage, ExitCode.DENIED),
     (errors.Unavailable, ExitCode.UNAVAILABLE),
+    (errors.Throttled, ExitCode.UNAVAILABLE),
     (errors.Fenced, ExitCode.UNAVAILABLE),
     (errors.CallerError, ExitCode.USAGE),
 )

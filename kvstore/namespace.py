@@ -92,6 +92,8 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
 
 OPAQUE_GROUP: Final = CacheGroup(Attention.OPAQUE, 0, 0, 0, 0)
 WINDOW_TOKENS_MAX: Final = 1 << 40
+TAILS: Final = "tickets"
+"""Name of the namespace of tails: nothing is matched there, and nobody else stores anything."""
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +217,11 @@ def opaque(tenant: str, name: str, salt: str = "") -> Namespace:
     require_text("name", name)
     content = Content(tenant, name, "", "", "opaque", (OPAQUE_GROUP,), "", salt)
     return open_layout(content, Layout(page_tokens=1, order="opaque"))
+
+
+def tails(tenant: str) -> Namespace:
+    """Where a tenant's tickets have the KV of the tokens behind the last full page."""
+    return opaque(tenant, TAILS)
 
 
 def check_part_sizes(namespace: Namespace, parts: list[int], sizes: list[int]) -> None:

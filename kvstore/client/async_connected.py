@@ -97,6 +97,10 @@ class AsyncConnected:
         """See KVStore.stat."""
         return await self._run(ask(GetStatus(), Status, self._calls.left_s(timeout_s)))
 
+    async def carry_out(self, plan: Steps[T]) -> T:
+        """See KVStore.carry_out."""
+        return await self._run(plan)
+
     def counters(self) -> ClientCounters:
         """See KVStore.counters."""
         return self._calls.counters

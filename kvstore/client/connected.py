@@ -96,6 +96,10 @@ class Connected:
         """The pool at this moment: workers, bytes by state, counters."""
         return self._run(ask(GetStatus(), Status, self._calls.left_s(timeout_s)))
 
+    def carry_out(self, plan: Steps[T]) -> T:
+        """Run a plan that only asks the master, such as those of kvstore.client.tickets."""
+        return self._run(plan)
+
     def counters(self) -> ClientCounters:
         """What this store has counted of its own calls."""
         return self._calls.counters

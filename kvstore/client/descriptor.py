@@ -1,0 +1,82 @@
+"""What a decode worker checks of the ticket that it has claimed, before it pulls anything. Pure.
+
+The gateway sends the prompt and what it has streamed so far; the master says what lies where. Each
+field must be what follows from those and from the worker's own namespace: a mistake anywhere would
+be a wrong answer that looks like a right one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.errors import BadValue
+from kvstore.ids import KEY_BYTES
+from kvstore.namespace import tails
+from kvstore.page import PageChain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.namespace import Namespace
+    from kvstore.wire.messages.tickets import TicketClaimed
+
+
+def check_descriptor(
+    claimed: TicketClaimed,
+    namespace: Namespace,
+    prompt: Sequence[int],
+    streamed: Sequence[int] = (),
+    extra: bytes = b"",
+) -> int:
+    """BadValue names the field that contradicts the rest. Returns how many tokens' KV the tail has.
+
+    `streamed` are generated tokens that the gateway has, of whoever; the ticket may know of fewer,
+    and of more, but of no others. Its pages may be fewer than there are full ones, where the pool
+    had no room: the rest is computed again.
+    """
+    if claimed.token <= 0:
+        raise BadValue("token", claimed.token, "a claim's, above 0")
+    if claimed.namespace != namespace.id:
+        raise BadValue("namespace", claimed.namespace.hex(), namespace.id.hex())
+    page_tokens = namespace.layout.page_tokens
+    if claimed.page_tokens != page_tokens:
+        raise BadValue("page_tokens", claimed.page_tokens, str(page_tokens))
+    if claimed.prompt_tokens != len(prompt):
+        raise BadValue("prompt_tokens", claimed.prompt_tokens, str(len(prompt)))
+    known = min(len(claimed.tokens), len(streamed))
+    if not claimed.tokens or claimed.tokens[:known] != tuple(streamed[:known]):
+        want = f"one token at least, and {list(streamed[:known])} first"
+        raise BadValue("tokens", claimed.tokens, want)
+    # The last token was not computed yet: nothing follows it.
+    computed = [*prompt, *claimed.tokens[:-1]]
+    pages = _check_keys(claimed.keys, namespace, computed, extra)
+    return _check_tail(claimed, namespace, len(computed) - pages * page_tokens)
+
+
+def _check_keys(keys: bytes, namespace: Namespace, computed: Sequence[int], extra: bytes) -> int:
+    page_tokens = namespace.layout.page_tokens
+    chain = PageChain.of_tokens(namespace.id, computed, page_tokens, extra=extra)
+    if len(keys) % KEY_BYTES or not chain.packed.startswith(keys):
+        raise BadValue("keys", keys.hex(), f"leading pages of {chain.packed.hex()}")
+    return len(keys) // KEY_BYTES
+
+
+def _check_tail(claimed: TicketClaimed, namespace: Namespace, behind: int) -> int:
+    """The tail has the tokens behind the last page, all of them and nothing else."""
+    if not claimed.tail:
+        if claimed.tail_bytes:
+            raise BadValue("tail_bytes", claimed.tail_bytes, "0, as there is no tail")
+        return 0
+    if len(claimed.tail) != KEY_BYTES:
+        raise BadValue("tail", claimed.tail.hex(), f"one key of {KEY_BYTES} bytes, or none")
+    own = tails(namespace.content.tenant).id
+    if claimed.tail_namespace != own:
+        raise BadValue("tail_namespace", claimed.tail_namespace.hex(), own.hex())
+    page_tokens = namespace.layout.page_tokens
+    if not 0 < behind < page_tokens:
+        want = f"none: {behind} tokens lie behind the last page, and a tail has 1 to "
+        raise BadValue("tail", claimed.tail.hex(), f"{want}{page_tokens - 1}")
+    size = behind * namespace.page_bytes // page_tokens
+    if claimed.tail_bytes != size:
+        raise BadValue("tail_bytes", claimed.tail_bytes, f"{size} for {behind} tokens")
+    return behind

@@ -1,0 +1,117 @@
+"""What a gateway holds, told to each new master: tickets are not stored anywhere.
+
+Belongs to one gateway. Its plans are run as those of kvstore.client.tickets; `keep` every
+KEEP_EVERY_S at the least, also while nothing else is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.client.checks import check_timeout
+from kvstore.client.steps import Steps, ask
+from kvstore.client.tickets import TIMEOUT_S, HandOver, TicketRequest, await_route
+from kvstore.errors import CallerError, UnknownTicket
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.tickets import PresentTicket, TicketOpened, TicketRouted
+
+if TYPE_CHECKING:
+    from kvstore.clock import Clock
+
+KEEP_EVERY_S: Final = limits.LEASE_MARGIN_S / 2
+"""A new master waits for the tickets of others for a lease margin."""
+
+
+class _Held(msgspec.Struct):
+    """One ticket, as far as its gateway has followed it."""
+
+    request: TicketRequest
+    begun_s: float
+    worker: str
+    token: int = 0
+    done: HandOver | None = None
+
+
+class TicketHolder:
+    """The tickets of one gateway. One plan of `keep` at a time; the rest may run beside it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Hold none."""
+        self._clock = clock
+        self._held: dict[int, _Held] = {}
+        self._epoch = 0
+        """Of the master that knows all that is held."""
+
+    def __len__(self) -> int:
+        """How many tickets are held."""
+        return len(self._held)
+
+    def hold(self, request: TicketRequest, opened: TicketOpened) -> None:
+        """A ticket was opened."""
+        self._held[opened.ticket] = _Held(request, self._clock.now_s(), opened.prefill)
+
+    def note(
+        self, ticket: int, *, worker: str = "", token: int = 0, done: HandOver | None = None
+    ) -> None:
+        """Something is known of a held ticket: who has it, its highest claim, what it generated."""
+        held = self._held[ticket]
+        held.worker = worker or held.worker
+        held.token = max(held.token, token)
+        held.done = done or held.done
+
+    def drop(self, ticket: int) -> None:
+        """It has ended; no error where it is not held."""
+        self._held.pop(ticket, None)
+
+    def keep(self, *, timeout_s: float = TIMEOUT_S) -> Steps[list[int]]:
+        """Present all that is held where another master leads by now: which ones it refuses.
+
+        Those are not held any more, and their requests have to begin anew.
+        """
+        deadline_s = self._clock.now_s() + check_timeout(timeout_s)
+        status = yield from ask(GetStatus(), Status, timeout_s)
+        refused: list[int] = []
+        if status.epoch == self._epoch:
+            return refused
+        for ticket in list(self._held):
+            try:
+                yield from self._present(ticket, deadline_s)
+            except CallerError:
+                self.drop(ticket)
+                refused.append(ticket)
+        self._epoch = status.epoch
+        return refused
+
+    def await_route(
+        self, ticket: int, above: int, *, timeout_s: float = TIMEOUT_S
+    ) -> Steps[TicketRouted | None]:
+        """As kvstore.client.tickets.await_route, also across masters: presented where unknown."""
+        deadline_s = self._clock.now_s() + check_timeout(timeout_s)
+        try:
+            return (yield from await_route(ticket, above, timeout_s=timeout_s))
+        except UnknownTicket:
+            if ticket not in self._held:
+                raise
+        yield from self._present(ticket, deadline_s)
+        left_s = deadline_s - self._clock.now_s()
+        return (yield from await_route(ticket, above, timeout_s=left_s)) if left_s > 0 else None
+
+    def _present(self, ticket: int, deadline_s: float) -> Steps[None]:
+        held = self._held.get(ticket)
+        if held is None:  # ended while another was presented
+            return
+        request, now_s = held.request, self._clock.now_s()
+        done = held.done or HandOver(request.chain, ())
+        passed_s = now_s - held.begun_s
+        message = PresentTicket(
+            ticket, request.opened.namespace.id, request.request, done.chain.packed,
+            request.prompt_tokens, request.new_tokens,
+            max(0.0, request.first_token_s - passed_s), max(0.0, request.deadline_s - passed_s),
+            held.token, held.worker, done.tail.namespace, done.tail.key, done.tail.size_bytes,
+            done.tokens,
+        )  # fmt: skip
+        yield from ask(message, Done, max(0.0, deadline_s - now_s))

@@ -1,0 +1,112 @@
+"""What a gateway tells a new master of the tickets that it holds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvstore.client.steps import drive
+from kvstore.client.ticket_holder import TicketHolder
+from kvstore.client.tickets import HandOver, Tail, TicketRequest
+from kvstore.errors import AccessDenied, DeadlineExceeded, UnknownTicket
+from kvstore.ids import KEY_BYTES
+from kvstore.namespace import tails
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.tickets import (
+    AwaitRoute,
+    PresentTicket,
+    TicketOpened,
+    TicketRouted,
+)
+from tests.unit.client_scripts import Script, opened
+
+SPACE = opened()
+CHAIN = SPACE.chain(range(10))
+REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0)
+FIRST, SECOND = TicketOpened(1, 0, "p1", "host:1"), TicketOpened(2, 0, "p1", "host:1")
+TAIL = Tail(tails("tests").id, bytes(KEY_BYTES), 2048)
+ROUTED = TicketRouted(3, "d1", "host:2")
+
+
+def status(epoch: int) -> Status:
+    """Of a master that leads."""
+    return Status("cluster", epoch, 0.0, 0, 0, 0, 0, 0, (), (), (), {})
+
+
+def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
+    """As it was opened so long ago, and no more is known."""
+    left_s = max(0.0, 2.0 - passed_s), 60.0 - passed_s
+    return PresentTicket(
+        ticket, SPACE.namespace.id, "request-1", CHAIN.packed, 10, 5, *left_s, 0, "p1",
+        b"", b"", 0, (),
+    )  # fmt: skip
+
+
+def held(script: Script, *tickets: TicketOpened) -> TicketHolder:
+    """A holder of these, whose master has the epoch 1."""
+    holder = TicketHolder(script.clock)
+    drive(holder.keep(), script.will(status(1)))
+    for each in tickets:
+        holder.hold(REQUEST, each)
+    script.asked.clear()
+    return holder
+
+
+def test_nothing_is_presented_while_the_same_master_leads() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    assert drive(holder.keep(), script.will(status(1))) == []
+    assert script.asked == [GetStatus()]
+
+
+def test_a_new_master_hears_of_all_that_is_held_once() -> None:
+    script = Script()
+    holder = held(script, FIRST, SECOND)
+    holder.note(2, worker="d1", token=9)
+    holder.note(2, token=8, done=HandOver(CHAIN.slice(0, 1), (7, 8), TAIL))
+    script.clock.advance(5.0)
+    assert drive(holder.keep(), script.will(status(2), Done(), Done())) == []
+    second = msgspec.structs.replace(
+        presented(2, 5.0), token=9, worker="d1", keys=CHAIN.packed[:KEY_BYTES], tokens=(7, 8),
+        tail_namespace=TAIL.namespace, tail=TAIL.key, tail_bytes=TAIL.size_bytes,
+    )  # fmt: skip
+    assert script.asked == [GetStatus(), presented(1, 5.0), second]
+    drive(holder.keep(), script.will(status(2)))
+    assert script.asked[3:] == [GetStatus()]
+
+
+def test_what_is_refused_is_given_up() -> None:
+    script = Script()
+    holder = held(script, FIRST, SECOND)
+    answers = status(2), AccessDenied("another holds it"), Done()
+    assert drive(holder.keep(), script.will(*answers)) == [1]
+    assert len(holder) == 1
+
+
+def test_a_master_that_goes_away_meanwhile_is_followed_by_another_try() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    with pytest.raises(DeadlineExceeded):
+        drive(holder.keep(), script.will(status(2), DeadlineExceeded("gone")))
+    assert drive(holder.keep(), script.will(status(3), Done())) == []
+    assert script.asked[-1] == presented()
+
+
+def test_a_route_is_awaited_at_a_master_that_did_not_know_the_ticket() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    answers = UnknownTicket("ticket 1"), Done(), ROUTED
+    assert drive(holder.await_route(1, 0, timeout_s=5.0), script.will(*answers)) == ROUTED
+    assert script.asked == [AwaitRoute(1, 0, 4.0), presented(), AwaitRoute(1, 0, 4.0)]
+
+
+def test_what_is_not_held_is_not_presented() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    holder.drop(1)
+    holder.drop(1)
+    with pytest.raises(UnknownTicket):
+        drive(holder.await_route(1, 0), script.will(UnknownTicket("ticket 1")))
+    drive(holder.keep(), script.will(status(2)))
+    assert script.asked == [AwaitRoute(1, 0, 8.0), GetStatus()]
