@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.hints import Hints
-    from master.replay.trace import Trace
+    from kvstore.request_trace import Trace
     from policies.eviction.protocol import EvictionPolicy
 
 

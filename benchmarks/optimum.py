@@ -16,7 +16,7 @@ from kvstore.hints import NO_HINTS, Hints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from master.replay.trace import Trace
+    from kvstore.request_trace import Trace
 
 NEVER: Final = 1 << 62
 """Number of a request that does not come."""

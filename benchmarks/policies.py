@@ -24,9 +24,9 @@ from benchmarks.sessions import chat_trace
 from benchmarks.two_tiers import HINTS_RIGHT, SEED, ToReach, TwoTiers, compare
 from kvstore import limits
 from kvstore.replica import Tier
+from kvstore.request_trace import TRACE_PAGE_TOKENS, Trace, read_trace
 from master.replay.figures import Figures, replay
 from master.replay.pool import Setting, VirtualPool, policy_written
-from master.replay.trace import TRACE_PAGE_TOKENS, Trace, read_trace
 from policies import registry
 
 if TYPE_CHECKING:

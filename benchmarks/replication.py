@@ -23,8 +23,8 @@ from benchmarks import traced
 from benchmarks.harness import GB, Report
 from benchmarks.sessions import chat_trace
 from kvstore import limits
+from kvstore.request_trace import TRACE_PAGE_TOKENS, Trace, TraceRequest, read_trace
 from master.replay.pool import PUT_WAIT_S, Setting, VirtualPool, policy_written
-from master.replay.trace import TRACE_PAGE_TOKENS, Trace, TraceRequest, read_trace
 
 if TYPE_CHECKING:
     import argparse

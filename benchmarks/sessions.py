@@ -14,7 +14,7 @@ from itertools import count
 from math import log
 from typing import TYPE_CHECKING, Final
 
-from master.replay.trace import TRACE_PAGE_TOKENS, Trace, TraceRequest
+from kvstore.request_trace import TRACE_PAGE_TOKENS, Trace, TraceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from policies.admission.budget import DAY_S, BudgetParameters
 
 if TYPE_CHECKING:
     from benchmarks.harness import Figure, Report
-    from master.replay.trace import Trace
+    from kvstore.request_trace import Trace
 
 KV_BYTES_PER_TOKEN: Final = 320 * 1024
 """Of a model of 70 billion parameters with grouped heads in bf16; for bytes written."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore import limits
+from kvstore.request_trace import TRACE_PAGE_TOKENS, read_trace
 from kvstore.startup import run_server
 from master.replay.figures import replay
 from master.replay.pool import Setting, VirtualPool
-from master.replay.trace import TRACE_PAGE_TOKENS, read_trace
 from master.tunables import GIVEN, HINTS, Tunables
 
 if TYPE_CHECKING:

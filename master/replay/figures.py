@@ -11,14 +11,14 @@ import msgspec
 
 from kvstore.hints import NO_HINTS
 from kvstore.replica import Tier
+from kvstore.request_trace import NO_PARENT
 from master.replay.pool import PUT_WAIT_S, VirtualPool
-from master.replay.trace import NO_PARENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kvstore.hints import Hints
-    from master.replay.trace import Trace
+    from kvstore.request_trace import Trace
 
 LAST_VICTIMS: Final = 10_000
 """Of a tier, of which the effective TTL is the median."""

@@ -16,7 +16,7 @@ from policies import registry
 from policies.eviction.lru import Lru
 
 if TYPE_CHECKING:
-    from master.replay.trace import Trace
+    from kvstore.request_trace import Trace
     from policies.eviction.protocol import Entry
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.exact import exact_hit_ratio
 from benchmarks.optimum import offline_optimum, session_hints
 from benchmarks.sessions import chat_trace
-from master.replay.trace import Trace, TraceRequest
+from kvstore.request_trace import Trace, TraceRequest
 from policies.eviction.lru import Lru
 
 TOKENS = 10

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import replication
 from benchmarks.replication import KV_BYTES_PER_TOKEN, SLICE_S, WORKERS, Case, Cluster, Served
-from master.replay.trace import TraceRequest
+from kvstore.request_trace import TraceRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvstore.request_trace import NO_PARENT, Trace, TraceRequest
 from master.replay.figures import Figures, replay, unreachable_share
 from master.replay.pool import Setting, VirtualPool
-from master.replay.trace import NO_PARENT, Trace, TraceRequest
 
 TOKENS = 100
 

@@ -4,7 +4,7 @@ Owns the file format, one JSON object a line (that of the traces released with M
 
     timestamp      milliseconds since the start; never goes back
     input_length   tokens of the prompt
-    output_length  tokens of the answer; not needed, since answers are not stored
+    output_length  tokens of the answer; 0 where it is left out, as replays need none
     hash_ids       one number for every `page_tokens` tokens of the prompt, the last one possibly
                    for fewer; equal numbers stand for equal tokens after equal numbers
 
@@ -43,6 +43,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     pages: tuple[int, ...]
     """Numbers of its pages; the last one may be partial."""
+    new_tokens: int = 0
+    """Of the answer."""
 
 
 class Trace:
@@ -132,7 +134,9 @@ def _request(line: str) -> TraceRequest:
     pages = row.get("hash_ids")
     if not isinstance(pages, list):
         raise BadValue("hash_ids", pages, "a list of whole numbers")
-    return TraceRequest(timestamp / 1000.0, tokens, tuple(_whole("hash_ids", p) for p in pages))
+    numbers = tuple(_whole("hash_ids", page) for page in pages)
+    new_tokens = _whole("output_length", row.get("output_length", 0))
+    return TraceRequest(timestamp / 1000.0, tokens, numbers, new_tokens)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.errors import BadValue, ConfigError
-from master.replay.trace import NO_PARENT, Trace, parse_trace, read_trace
+from kvstore.request_trace import NO_PARENT, Trace, parse_trace, read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,12 @@ def test_requests_come_with_seconds_tokens_and_full_pages(tmp_path: Path) -> Non
     assert trace.requests[1].pages == (0, 1, 2)
     assert trace.parents == {0: NO_PARENT, 1: 0, 2: 1}
     assert (trace.tokens, trace.seconds) == (1024 + 1100 + 5, 3.0)
+    assert [request.new_tokens for request in trace.requests] == [1, 1, 1]
+
+
+def test_a_trace_without_lengths_of_answers_can_be_replayed() -> None:
+    (request,) = parse_trace(['{"timestamp": 0, "input_length": 5, "hash_ids": []}'], "x").requests
+    assert request.new_tokens == 0
 
 
 def test_a_page_is_as_long_as_said() -> None:
@@ -53,6 +59,8 @@ def test_a_page_is_as_long_as_said() -> None:
         (line(5000, -1, []), "input_length"),
         (line(5000, 1 << 63, []), "input_length"),
         (line(5000, 1024.5, [0, 1]), "input_length"),
+        (line(5000, 0, [], output_length=None), "output_length"),
+        (line(5000, 0, [], output_length=-1), "output_length"),
         (line(5000, 1024, None), "hash_ids"),
         (line(5000, 1024, "01"), "hash_ids"),
         (line(5000, 1024, [0, "1"]), "hash_ids"),
