@@ -117,6 +117,13 @@ class Office:
         if not self._end.done():
             self._end.set_result(None)
 
+    def fail(self, error: BaseException) -> None:
+        """Make `run` raise this soon: the master cannot go on."""
+        if not self._end.done():
+            self._end.set_exception(error)
+        else:
+            _LOG.error("while ending: %r", error)
+
     async def run(self) -> None:
         """Lead whenever the store lets this candidate, until `stop`.
 
@@ -186,9 +193,9 @@ class Office:
                 self._carry_out(action)
             if self.leadership.standing is not before:
                 self._on_standing(self.leadership)
+            self._set_alarm()
         except Exception as error:  # a core that cannot be made, or a bug of ours
-            self._fail(error)
-        self._set_alarm()
+            self.fail(error)
 
     def _carry_out(self, action: LeadershipAction) -> None:
         match action:
@@ -208,7 +215,7 @@ class Office:
             case Resign():
                 self._must_resign = True
             case GiveUp(epoch):
-                self._fail(StaleEpoch(f"epoch {epoch} is over: another master leads"))
+                self.fail(StaleEpoch(f"epoch {epoch} is over: another master leads"))
             case _:
                 assert_never(action)
 
@@ -216,14 +223,14 @@ class Office:
         restored, self._restored = self._restored, ()
         core = self._make_core(epoch, restored, until_s)
 
-        def over(error: Exception) -> None:
+        def over(error: BaseException) -> None:
             if isinstance(error, EpochOutrun):
                 _LOG.warning("epoch %d ends: %s", epoch, error)
                 self._loop.call_soon(self._feed, EpochSeen(epoch, error.seen))
             elif isinstance(error, StaleEpoch):
                 self._loop.call_soon(self._feed, Deposed(epoch))
             else:
-                self._fail(error)
+                self.fail(error)
 
         self._term = TermService(core, self._store, self._clock, self.counts, over)
         self._reception.admit(self._term)
@@ -326,11 +333,4 @@ class Office:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """End the master for this reason."""
-        if not self._end.done():
-            self._end.set_exception(error)
-        else:
-            _LOG.error("while ending: %r", error)
+            self.fail(error)

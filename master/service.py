@@ -36,7 +36,7 @@ from master.events import (
 from master.persistence import Persistence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, KeysView
+    from collections.abc import Callable, Coroutine, KeysView
 
     from kvstore.clock import Clock
     from kvstore.coordination.metadata_store import MetadataStore
@@ -95,7 +95,7 @@ class TermService:
         store: MetadataStore,
         clock: Clock,
         counts: ShellCounts,
-        over: Callable[[Exception], None],
+        over: Callable[[BaseException], None],
     ) -> None:
         """Begin at once; `store` is in the term whose epoch `state` was made with."""
         self._state = state
@@ -116,9 +116,10 @@ class TermService:
         """Whether `_note_lag` will run soon."""
         self._is_over = False
         """The core is not asked anything from now on."""
-        self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
-        self._tasks = {self._loop.create_task(self._store())}
+        self._tasks: set[asyncio.Task[None]] = set()
         """The durable writes, and commands under way."""
+        self._feed(SessionOpened(INSIDE, Role.OPERATOR, "", "master", bytes(SESSION_BYTES)))
+        self._start(self._persistence.run())
 
     @property
     def peers(self) -> KeysView[Peer]:
@@ -198,10 +199,10 @@ class TermService:
                     self._reply(action)
                 else:
                     self._carry_out(action)
+            at_s = self._state.wakeup_s
         except Exception as error:  # a bug in the core must end the master, not one connection
             self._break(error)
             return now
-        at_s = self._state.wakeup_s
         if at_s < self._alarm_at_s:
             self._set_alarm(at_s, at_s - now)
         return now
@@ -210,9 +211,7 @@ class TermService:
         match action:
             case Command():
                 peer = self._peers.get(action.session)
-                task = self._loop.create_task(self._ask(action.command, peer, action.message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._ask(action.command, peer, action.message))
             case Persist():
                 self._persistence.submit(action)
             case CloseSession():
@@ -267,14 +266,17 @@ class TermService:
         self._is_lag_due = False
         self._counts.lag.note(self._clock.now_s() - due_s)
 
-    async def _store(self) -> None:
-        """Do the durable writes."""
-        try:
-            await self._persistence.run()
-        except Exception as error:  # whatever it is, this term cannot go on
-            self._break(error)
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
 
-    def _break(self, error: Exception) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)  # whatever it is, this term cannot go on
+
+    def _break(self, error: BaseException) -> None:
         """End for this reason; the core is not asked anything from now on."""
         self._is_over = True
         self._over(error)

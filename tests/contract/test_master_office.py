@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvstore.rpc.identity import Role
 from kvstore.standing import IN_DOUBT, Standing
 from kvstore.wire.messages.membership import RegisterWorker, WorkerAccepted
 from kvstore.wire.messages.reads import GetStatus, Located, MatchPrefix
+from master.leadership import Leadership, StandingTick
 from tests.contract.two_masters import (
     CALL_S,
     LEASE_S,
@@ -23,6 +25,9 @@ from tests.contract.two_masters import (
     refusal,
     run,
 )
+
+if TYPE_CHECKING:
+    from master.leadership import LeadershipAction, LeadershipEvent
 
 
 def test_a_standby_names_the_leader_and_its_epoch(caplog: pytest.LogCaptureFixture) -> None:
@@ -346,5 +351,36 @@ def test_a_worker_that_has_met_a_higher_epoch_is_led_in_one_above_it() -> None:
         accepted = await world.first.ask(register, Role.WORKER)
         assert isinstance(accepted, WorkerAccepted)
         assert (accepted.epoch, world.disk.epoch) == (8, 8)
+
+    run(use)
+
+
+def test_a_leadership_that_does_not_say_when_it_is_to_be_woken_ends_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or it would neither renew nor stand for election any more, and look alive."""
+
+    class Sleepless(Exception):
+        """What nobody expects."""
+
+    handle, woken = Leadership.handle, set[Leadership]()
+
+    def noted(self: Leadership, event: LeadershipEvent, now: float) -> list[LeadershipAction]:
+        if isinstance(event, StandingTick):
+            woken.add(self)
+        return handle(self, event, now)
+
+    def wakeup_s(self: Leadership) -> float:
+        if self in woken:
+            raise Sleepless
+        return 0.0
+
+    async def use(world: World) -> None:
+        await world.both()
+        with monkeypatch.context() as patched:
+            patched.setattr(Leadership, "handle", noted)
+            patched.setattr(Leadership, "wakeup_s", property(wakeup_s))
+            with pytest.raises(Sleepless):
+                await world.first.ended()
 
     run(use)
