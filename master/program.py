@@ -20,6 +20,7 @@ from kvstore.clock import SystemClock
 from kvstore.coordination.metadata_store import Candidate
 from kvstore.errors import ConfigError, InvariantBroken
 from kvstore.folder_lock import hold
+from kvstore.loop_guard import tell_bugs
 from kvstore.rpc.address import require_free
 from kvstore.rpc.identity import ListenerIdentity, Role
 from kvstore.standing import Standing
@@ -86,6 +87,7 @@ async def serve(config: MasterConfig, cluster: ClusterConfig, etcd: EtcdConfig) 
             tell_standing(config.data_dir, told, leadership)
 
         office = Office(reception, store, SystemClock(), candidate, cores.make, tell)
+        tell_bugs(asyncio.get_running_loop(), office.fail)
         if config.admin is not None:
             from master.admin import admin_pages  # only here: a third of all that is loaded
 
@@ -148,11 +150,18 @@ class Cores:
         return core
 
     async def dump(self, name: str) -> None:
-        """Write the events now, if there are any; the file replaces the last one of that name."""
+        """Write the events now, if there are any; the file replaces the last one of that name.
+
+        Where it cannot be written that is logged: no reason to end a leader, or to hide why one
+        ends.
+        """
         if self._last is not None:
             (epoch, ring), cluster = self._last, self._tunables.cluster
             facts: dict[str, str | float] = {"role": ROLE, "cluster": cluster, "epoch": epoch}
-            await dump_events(self._folder / name, ring, **facts)
+            try:
+                await dump_events(self._folder / name, ring, **facts)
+            except OSError as error:
+                _LOG.error("events are not written to %s: %s", self._folder / name, error.strerror)
 
     def start_dump(self) -> None:
         """Write them in the background, unless that is going on."""

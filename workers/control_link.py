@@ -26,6 +26,7 @@ from kvstore.errors import (
     Unavailable,
     VersionMismatch,
 )
+from kvstore.loop_guard import tell_bugs
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.search import SILENT_PATIENCE_S, Search
 from kvstore.rpc.server import dial_peer
@@ -133,6 +134,7 @@ class ControlLink:
         task = asyncio.current_task()
         assert task is not None
         self._main = task
+        tell_bugs(self._loop, self._service.broken)
         self._ready.set()
         try:
             async with asyncio.TaskGroup() as both:

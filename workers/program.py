@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
+from kvstore.loop_guard import tell_bugs
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.transfer.choice import Choice
@@ -86,6 +87,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         listeners = Listeners(service, greeter, sockets)
         _end_on_signals(service, stopping)
         control = _control(service, config, identity, stopping)
+        tell_bugs(asyncio.get_running_loop(), service.broken)
         control.start()
         undo.callback(control.stop)
         listeners.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
 from math import inf
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ import pytest
 from kvstore.announcement import Announcement, read_announcement
 from kvstore.errors import ConfigError
 from kvstore.event_log import read_header
+from kvstore.exit_codes import ExitCode
 from kvstore.ids import Epoch
 from kvstore.standing import Standing
 from master.events import Tick
@@ -87,3 +90,46 @@ def test_what_a_master_knew_in_a_term_goes_with_it(tmp_path: Path) -> None:
     known = weakref.ref(cores.make(Epoch(3), (), inf))
     gc.collect()
     assert known() is None
+
+
+BUGGY = """
+import asyncio, sys
+from master import program
+from master.__main__ import main
+
+make = program.Cores.make
+
+def fail():
+    raise IndexError("a bug that nobody knows of")
+
+def make_and_fail(*given):
+    asyncio.get_running_loop().call_soon(fail)
+    return make(*given)
+
+program.Cores.make = make_and_fail
+sys.argv[0] = "kvharbor-master"
+main()
+"""
+
+
+def test_a_bug_in_a_callback_ends_the_program_and_says_where_it_is(tmp_path: Path) -> None:
+    options = f"--data-dir={tmp_path}", "--listen=127.0.0.1:0", "--admin=off"
+    process = subprocess.run(
+        [sys.executable, "-c", BUGGY, *options],
+        stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert process.returncode == ExitCode.INTERNAL
+    assert "IndexError: a bug that nobody knows of" in process.stderr
+    assert read_announcement(tmp_path, "master") is None
+
+
+def test_events_that_cannot_be_written_end_no_leader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def life() -> None:
+        cores = Cores(Tunables(cluster="c"), tmp_path / "absent")
+        cores.make(Epoch(3), (), inf).handle(Tick(), 1.0)
+        await cores.dump(CRASH_FILE)
+
+    asyncio.run(life())
+    assert f"absent/{CRASH_FILE}: No such file or directory" in caplog.text

@@ -308,22 +308,49 @@ def test_without_a_master_the_worker_says_that_it_takes_nothing(folder: Path) ->
 
 BUGGY = """
 import sys
-from workers import rounds
+from workers import program, rounds
 from workers.__main__ import main
 
-def look(self, now):
+def fail(*_):
     raise IndexError("a bug that nobody knows of")
 
-rounds.Rounds.look = look
+def in_the_control_thread():
+    rounds.Rounds.look = fail
+
+def in_a_callback_of_the_main_thread():
+    announce = program._announce
+    def announced(*given):
+        announce(*given)
+        program.asyncio.get_running_loop().call_soon(fail)
+    program._announce = announced
+
+def in_a_callback_of_the_control_thread():
+    follow = program.ControlLink._follow
+    async def followed(self):
+        self._loop.call_soon(fail)
+        await follow(self)
+    program.ControlLink._follow = followed
+
+locals()[sys.argv.pop(1)]()
 sys.argv[0] = "kvharbor-worker"
 main()
 """
 
 
-def test_a_bug_ends_the_program_and_says_where_it_is(folder: Path, leader: Leader) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "in_the_control_thread",
+        "in_a_callback_of_the_main_thread",
+        "in_a_callback_of_the_control_thread",
+    ],
+)
+def test_a_bug_ends_the_program_and_says_where_it_is(
+    folder: Path, leader: Leader, place: str
+) -> None:
     options = command(folder, leader)[4:]
     process = subprocess.run(
-        [sys.executable, "-c", BUGGY, *options],
+        [sys.executable, "-c", BUGGY, place, *options],
         stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert process.returncode == ExitCode.INTERNAL
