@@ -88,6 +88,12 @@ class Listeners:
             thread.join()
 
     def _accept(self, listening: socket.socket) -> None:
+        try:
+            self._accept_all(listening)
+        except Exception as error:  # nobody would be let in from now on, and nobody hear why
+            self._service.broken(error)
+
+    def _accept_all(self, listening: socket.socket) -> None:
         while True:
             try:
                 sock, _ = listening.accept()
@@ -102,10 +108,20 @@ class Listeners:
                 is_full = self._closing.is_set() or busy >= limits.SESSIONS_MAX
                 if not is_full:
                     self._greeting.add(sock)
-            if is_full:
+            if is_full or not self._begin(sock):
                 sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), name="worker-data").start()
+
+    def _begin(self, sock: socket.socket) -> bool:
+        """Whether a thread serves it from here on."""
+        thread = threading.Thread(target=self._serve, args=(sock,), name="worker-data")
+        try:
+            thread.start()
+        except RuntimeError as error:  # how Python says that the system gives no more threads
+            LOG.warning("a connection was not served: %s", error)
+            with self._mutex:
+                self._greeting.discard(sock)
+            return False
+        return True
 
     def _serve(self, sock: socket.socket) -> None:
         session: DataSession | None = None
@@ -115,6 +131,10 @@ class Listeners:
                 session.serve()
         except KVStoreError as error:
             LOG.info("a data connection was refused: %s", error)
+        except OSError as error:
+            LOG.warning("a data connection ends, since the system refused: %s", error)
+        except Exception as error:  # pulls and extents of it may wait for ever
+            self._service.broken(error)
         finally:
             with self._mutex:
                 self._greeting.discard(sock)
