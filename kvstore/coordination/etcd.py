@@ -131,6 +131,8 @@ class EtcdStore:
     async def renew(self) -> None:
         """As the port says: the lease must live, and `leader` still be ours."""
         term = self._require_term()
+        if self._upkeep is not None and self._upkeep.done():
+            self._upkeep.result()  # raises the bug that has ended it: the history would only grow
         with _nobody_can_tell():
             try:
                 await self._calls.keep_alive(term.lease, ELECTION_TIMEOUT_S)

@@ -215,6 +215,35 @@ def test_only_in_an_etcd_of_its_own_a_master_compacts(
     asyncio.run(life(owned=True))
 
 
+def test_a_bug_that_ends_the_compaction_is_heard_at_the_next_renewal(
+    place: EtcdPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the history of a master that leads for months would only grow, and nobody hear why."""
+    monkeypatch.setattr(etcd, "COMPACT_EVERY_S", 0.02)
+
+    class Bug(Exception):
+        """What nobody expects."""
+
+    async def compact(*_: object) -> None:
+        raise Bug
+
+    monkeypatch.setattr(EtcdCalls, "compact", compact)
+
+    async def life() -> None:
+        store = EtcdStore(place.configured(owned=True), place.cluster, place.secret)
+        await store.open()
+        await store.campaign(A)
+        await store.renew()
+        upkeep = store._upkeep  # noqa: SLF001 -- the test waits for its end
+        assert upkeep is not None
+        await until(upkeep.done)
+        with pytest.raises(Bug):
+            await store.renew()
+        await store.close()
+
+    asyncio.run(life())
+
+
 def test_what_is_compacted_is_history(place: EtcdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd, "COMPACT_EVERY_S", 0.02)
 
