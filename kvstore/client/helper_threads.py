@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class HelperThreads:
-    """At most so many threads. Jobs must not raise, and must end by themselves."""
+    """At most so many threads. Jobs must end by themselves.
+
+    One that raises, which is a bug, ends its thread; the next job gets another.
+    """
 
     def __init__(self, threads_max: int, name: str) -> None:
         """Start none yet."""
@@ -28,7 +31,7 @@ class HelperThreads:
         self._idle = 0
 
     def run(self, job: Callable[[], None]) -> bool:
-        """Have a thread run it now; False where all are busy, or the store is closed."""
+        """Have a thread run it now; False where none can be had, or the store is closed."""
         with self._mutex:
             if self._closed:
                 return False
@@ -36,8 +39,11 @@ class HelperThreads:
                 self._idle -= 1
             elif len(self._threads) < self._threads_max:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # how Python says that the system gives no more threads
+                    return False
                 self._threads.append(thread)
-                thread.start()
             else:
                 return False
             self._jobs.put(job)
@@ -55,6 +61,12 @@ class HelperThreads:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except BaseException:
+                with self._mutex:
+                    if not self._closed:
+                        self._threads.remove(threading.current_thread())
+                raise
             with self._mutex:
                 self._idle += 1
