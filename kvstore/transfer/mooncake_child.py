@@ -14,12 +14,14 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable
+from kvstore.exit_codes import ExitCode
 from kvstore.rpc.failure import failure_of
 from kvstore.rpc.frame_socket import FrameSocket
 from kvstore.transfer.device import CPU, Handle, open_device
@@ -224,11 +226,16 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     watcher = threading.Thread(target=_end_with_parent, args=(sock.fileno(),), daemon=True)
     watcher.start()
+    code = ExitCode.OK
     try:
         Child(FrameSocket(sock)).run()
     except (Unavailable, MalformedMessage):
-        # The engine's threads do not survive an orderly exit without delay.
-        os._exit(0)
+        pass  # the parent is done with it
+    except Exception:  # a bug of ours, of which the parent hears by our end
+        traceback.print_exc()
+        code = ExitCode.INTERNAL
+    # The engine's threads do not survive an orderly exit without delay.
+    os._exit(code)
 
 
 if __name__ == "__main__":
