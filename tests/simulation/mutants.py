@@ -371,7 +371,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (leader_mutants.leaders_trust_their_lease, "I10", MASTERS),
     (leader_mutants.leases_count_from_the_answer, "I10", SLOW_ETCD),
     (leader_mutants.anybody_may_write, "I10", MASTERS),
-    (leader_mutants.stored_rows_are_trusted, "I3 I12 I13", {**TAKEOVERS, **LONE}),
+    (leader_mutants.stored_rows_are_trusted, "I3 I9 I12 I13", {**TAKEOVERS, **LONE}),
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
     (leader_mutants.new_leaders_forget, "I13", TAKEOVERS),
     (what_has_changed_is_a_finding, "I13", SCRUBS),
