@@ -22,6 +22,7 @@ MODEL_PROGRAMS: Final = (
     "workers/tiny_llama*",
     "workers/engine.py",
     "workers/one_by_one*",
+    "workers/chunked_prefill*",
     "workers/sampling*",
 )
 SERVICES: Final = (
