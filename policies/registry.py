@@ -24,9 +24,17 @@ from policies.placement.most_free import MostFree
 from policies.placement.two_choices import TwoChoices
 from policies.replication.off import Off
 from policies.replication.read_rate import ReadRate
+from policies.routing.always import Always
 from policies.routing.break_even import BreakEven
+from policies.routing.deadline_aware import DeadlineAware
 from policies.routing.kv_aware import KvAware
+from policies.routing.least_loaded import LeastLoaded
+from policies.routing.least_queued import LeastQueued
+from policies.routing.never import Never
 from policies.routing.prefix_load import PrefixLoad
+from policies.routing.same_prefix import SamePrefix
+from policies.routing.shortest_first import ShortestFirst
+from policies.routing.transfer_balance import TransferBalance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,13 +77,21 @@ ERASURE: Final[dict[str, Callable[[], ErasurePolicy]]] = {
     "reed-solomon": ReedSolomon,
 }
 PREFILL_ROUTING: Final[dict[str, Callable[[], PrefillPolicy]]] = {
+    "least_queued": LeastQueued,
     "prefix_load": PrefixLoad,
 }
 DECODE_ROUTING: Final[dict[str, Callable[[], DecodePolicy]]] = {
+    "deadline_aware": DeadlineAware,
     "kv_aware": KvAware,
+    "least_loaded": LeastLoaded,
+    "same_prefix": SamePrefix,
+    "shortest_first": ShortestFirst,
+    "transfer_balance": TransferBalance,
 }
 COLOCATION: Final[dict[str, Callable[[], ColocationPolicy]]] = {
+    "always": Always,
     "break_even": BreakEven,
+    "never": Never,
 }
 
 

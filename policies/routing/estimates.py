@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from policies.routing.protocol import DecodeOffer, PrefillOffer, Wish
 
@@ -37,16 +37,18 @@ def moved_bytes(wish: Wish, local_tokens: int) -> float:
 
 
 def transfers_s(wish: Wish, offers: Sequence[DecodeOffer]) -> list[float]:
-    """Until each had pulled the KV, behind what is on its way to it already."""
-    speeds = links(offers)
+    """Until each had pulled the KV, behind what is on its way already at the fuller end.
+
+    If all of it lies on the worker's host, no link is used.
+    """
     moved = [moved_bytes(wish, offer.prefix_tokens) for offer in offers]
     return [
-        (size + offer.link_bytes if size else 0.0) / speed
-        for size, offer, speed in zip(moved, offers, speeds, strict=True)
+        (size + max(offer.link_bytes, offer.source_link_bytes)) / link if size else 0.0
+        for size, offer, link in zip(moved, offers, links(offers), strict=True)
     ]
 
 
-def links(offers: Sequence[PrefillOffer] | Sequence[DecodeOffer]) -> list[float]:
+def links(offers: Sequence[PrefillOffer | DecodeOffer]) -> list[float]:
     """Bytes a second that each pulls."""
     return filled([o.link_bytes_per_s for o in offers], max, UNMEASURED_LINK_BYTES_PER_S)
 
@@ -68,3 +70,23 @@ def filled(
 def in_turn(wishes: Sequence[Wish]) -> list[int]:
     """Who was ready first, first."""
     return sorted(range(len(wishes)), key=lambda at: wishes[at].ready_s)
+
+
+def least_loaded(wish: Wish, offers: Sequence[DecodeOffer]) -> int | None:
+    """Index of the emptiest; of equal ones the nearest."""
+    return first([(load_with(wish, offer), distance(wish, offer)) for offer in offers], offers)
+
+
+def first(
+    ranks: Iterable[tuple[float, ...] | None], offers: Sequence[PrefillOffer | DecodeOffer]
+) -> int | None:
+    """Index of the offer with the least rank, by name of equal ones, so that there is one order.
+
+    None: that one does not count; if none does, None.
+    """
+    ranked = [
+        (rank, offer.worker, at)
+        for at, (rank, offer) in enumerate(zip(ranks, offers, strict=True))
+        if rank is not None
+    ]
+    return min(ranked)[-1] if ranked else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from policies.parameters import Parameters
-from policies.routing.estimates import in_turn, load_with, steps_s, transfers_s
+from policies.routing.estimates import first, in_turn, load_with, steps_s, transfers_s
 from policies.routing.protocol import DecodePolicy
 
 if TYPE_CHECKING:
@@ -44,21 +44,20 @@ class KvAware(DecodePolicy):
         return in_turn(wishes)
 
     def choose(self, wish: Wish, offers: Sequence[DecodeOffer], now_s: float) -> int | None:
-        """The one with the least time; of equal ones the less loaded, then by name."""
+        """The one with the least time; of equal ones the less loaded."""
         del now_s
-        times = self.times_s(wish, offers)
-        ranked = (
-            (time, load_with(wish, offer), offer.worker, at)
-            for at, (time, offer) in enumerate(zip(times, offers, strict=True))
-        )
-        return min(ranked)[-1] if offers else None
+        loads = (load_with(wish, offer) for offer in offers)
+        return first(zip(times_s(wish, offers, self.parameters), loads, strict=True), offers)
 
-    def times_s(self, wish: Wish, offers: Sequence[DecodeOffer]) -> list[float]:
-        """Until each would be through with as much of the answer as counts."""
-        steps = min(wish.new_tokens, self.parameters.steps_max)
-        return [
-            transfer + steps * step * (1 + self.parameters.fill_cost * load_with(wish, offer))
-            for transfer, step, offer in zip(
-                transfers_s(wish, offers), steps_s(offers), offers, strict=True
-            )
-        ]
+
+def times_s(
+    wish: Wish, offers: Sequence[DecodeOffer], parameters: KvAwareParameters
+) -> list[float]:
+    """Until each would be through with as much of the answer as counts."""
+    steps = min(wish.new_tokens, parameters.steps_max)
+    return [
+        transfer + steps * step * (1 + parameters.fill_cost * load_with(wish, offer))
+        for transfer, step, offer in zip(
+            transfers_s(wish, offers), steps_s(offers), offers, strict=True
+        )
+    ]

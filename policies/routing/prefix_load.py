@@ -9,12 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.parameters import Parameters
-from policies.routing.estimates import (
-    UNMEASURED_TOKENS_PER_S,
-    distance,
-    filled,
-    links,
-)
+from policies.routing.estimates import UNMEASURED_TOKENS_PER_S, distance, filled, first, links
 from policies.routing.protocol import PrefillPolicy
 
 if TYPE_CHECKING:
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PrefixLoad(PrefillPolicy):
-    """The least time until the prompt is computed; of equal ones the nearest, then by name."""
+    """The least time until the prompt is computed; of equal ones the nearest."""
 
     def __init__(self) -> None:
         """There is nothing to set."""
@@ -32,13 +27,11 @@ class PrefixLoad(PrefillPolicy):
 
     def choose(self, wish: Wish, offers: Sequence[PrefillOffer]) -> int | None:
         """Among those with the adapter, if one is needed."""
-        times = times_s(wish, offers)
-        ranked = [
-            (time, distance(wish, offer), offer.worker, at)
-            for at, (time, offer) in enumerate(zip(times, offers, strict=True))
-            if offer.has_adapter or not wish.needs_adapter
-        ]
-        return min(ranked)[-1] if ranked else None
+        ranks = (
+            (time, distance(wish, offer)) if offer.has_adapter or not wish.needs_adapter else None
+            for time, offer in zip(times_s(wish, offers), offers, strict=True)
+        )
+        return first(ranks, offers)
 
 
 def times_s(wish: Wish, offers: Sequence[PrefillOffer]) -> list[float]:

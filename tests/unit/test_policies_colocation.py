@@ -30,8 +30,16 @@ def test_where_it_breaks_even_can_be_set() -> None:
     assert registry.colocation("break_even", {"tokens": 0}).alone(Case(0)) is None
 
 
+@pytest.mark.parametrize("case", [Case(1), Case(10_000), Case(1, 2, 0), Case(10_000, 0, 0)])
+def test_always_and_never_ask_for_no_reason(case: Case) -> None:
+    assert registry.colocation("always").alone(case) is Alone.ALWAYS
+    assert registry.colocation("never").alone(case) is None
+
+
 def test_unknown_names_and_parameters_are_named() -> None:
-    with pytest.raises(BadValue, match="colocation: got 'best', want one of break_even"):
+    with pytest.raises(
+        BadValue, match="colocation: got 'best', want one of always, break_even, never"
+    ):
         registry.colocation("best")
     with pytest.raises(BadValue, match="failures: got 0, want a whole number >= 1"):
         registry.colocation("break_even", {"failures": 0})

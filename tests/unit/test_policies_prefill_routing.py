@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import TYPE_CHECKING
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvstore.errors import BadValue
 from policies import registry
+from policies.routing.least_queued import LeastQueued
 from policies.routing.prefix_load import PrefixLoad, times_s
+from policies.routing.protocol import PrefillOffer
 from tests.unit.routing_offers import prefill, wish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from policies.routing.protocol import Wish
+
+NAMES = tuple(registry.PREFILL_ROUTING)
 
 
 def test_the_prefix_counts_as_much_as_it_takes_to_bring_it() -> None:
@@ -44,17 +59,86 @@ def test_what_has_not_measured_counts_as_the_fastest() -> None:
     assert PrefixLoad().choose(wish(), [new]) == 0
 
 
-def test_a_needed_adapter_is_a_condition() -> None:
+def total_s(seed: int, choose: Callable[[Wish, list[PrefillOffer]], int | None]) -> float:
+    """Of many prompts, each behind those before it; other work ends meanwhile."""
+    dice = Random(seed)
+    offers = [prefill(f"p{at}", tokens_per_s=dice.uniform(500, 4000)) for at in range(4)]
+    total_s = 0.0
+    for _ in range(200):
+        prefix, owner = dice.randint(0, 999), dice.randrange(4)
+        offers = [
+            replace(
+                offer,
+                prefix_tokens=prefix if at == owner else 0,
+                queued_tokens=max(0, offer.queued_tokens - round(offer.tokens_per_s * 0.1)),
+            )
+            for at, offer in enumerate(offers)
+        ]
+        asked = wish(prefix_tokens=prefix)
+        chosen = choose(asked, offers)
+        assert chosen is not None
+        total_s += times_s(asked, offers)[chosen]
+        queued = offers[chosen].queued_tokens + 1000 - prefix
+        offers[chosen] = replace(offers[chosen], queued_tokens=queued)
+    return total_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_are_through_sooner_than_by_queues_and_by_chance(seed: int) -> None:
+    dice = Random(seed)
+    ours = total_s(seed, PrefixLoad().choose)
+    queues = total_s(seed, LeastQueued().choose)
+    chance = total_s(seed, lambda _, offers: dice.randrange(len(offers)))
+    print(f"seed {seed}: {ours:.0f} s, by queues {queues:.0f} s, by chance {chance:.0f} s")
+    assert ours < queues < chance
+
+
+def test_the_reference_looks_at_queues_alone() -> None:
+    asked = wish(prefix_tokens=900)
+    near = prefill("near", prefix_tokens=900, queued_tokens=1)
+    assert LeastQueued().choose(asked, [near, prefill("far", tokens_per_s=1.0)]) == 1
+    assert LeastQueued().choose(asked, [prefill("b"), prefill("c", host="h0"), near]) == 1
+    assert LeastQueued().choose(asked, [prefill("b"), prefill("a")]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_needed_adapter_is_a_condition(name: str) -> None:
+    policy = registry.prefill_routing(name)
     idle = prefill("idle", has_adapter=False)
     busy = prefill("busy", queued_tokens=10_000)
-    assert PrefixLoad().choose(wish(), [idle, busy]) == 0
-    assert PrefixLoad().choose(wish(needs_adapter=True), [idle, busy]) == 1
-    assert PrefixLoad().choose(wish(needs_adapter=True), [idle]) is None
+    assert policy.choose(wish(), [idle, busy]) == 0
+    assert policy.choose(wish(needs_adapter=True), [idle, busy]) == 1
+    assert policy.choose(wish(needs_adapter=True), [idle]) is None
+    assert policy.choose(wish(), []) is None
 
 
-@pytest.mark.parametrize("name", list(registry.PREFILL_ROUTING))
-def test_without_workers_there_is_none(name: str) -> None:
-    assert registry.prefill_routing(name).choose(wish(), []) is None
+OFFERS = st.lists(
+    st.builds(
+        PrefillOffer,
+        st.just(""), st.sampled_from(["h0", "h1"]), st.sampled_from(["r0", "r1"]),
+        st.sampled_from(["z0", "z1"]), st.integers(0, 1000), st.integers(0, 5000),
+        st.sampled_from([0.0, 1.0, 1000.0]), st.booleans(), st.sampled_from([0.0, 1.0, 1e9]),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(st.sampled_from(NAMES), OFFERS, st.randoms(use_true_random=False), st.booleans())
+def test_the_choice_does_not_depend_on_the_order(
+    name: str, offers: list[PrefillOffer], dice: Random, needs_adapter: bool
+) -> None:
+    policy = registry.prefill_routing(name)
+    asked = wish(prefix_tokens=600, needs_adapter=needs_adapter)
+    named = [replace(offer, worker=f"p{at}") for at, offer in enumerate(offers)]
+    mixed = dice.sample(named, len(named))
+    one, other = policy.choose(asked, named), policy.choose(asked, mixed)
+    if one is None or other is None:
+        assert one is other is None
+        assert needs_adapter
+        assert not any(offer.has_adapter for offer in offers)
+    else:
+        assert named[one] == mixed[other]
+        assert named[one].has_adapter or not needs_adapter
 
 
 def test_unknown_names_and_parameters_are_named() -> None:
