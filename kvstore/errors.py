@@ -44,7 +44,7 @@ class Throttled(KVStoreError):
 
     def __init__(self, retry_after_s: float, reason: str, text: str) -> None:
         """Say when to ask again, and what is short."""
-        super().__init__(f"{reason}: {text}; ask again in {retry_after_s:g} s")
+        super().__init__(text)
         self.retry_after_s = retry_after_s
         self.reason = reason
 
