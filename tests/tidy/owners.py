@@ -23,6 +23,8 @@ MODEL_PROGRAMS: Final = (
     "workers/engine.py",
     "workers/one_by_one*",
     "workers/chunked_prefill*",
+    "workers/batching*",
+    "workers/row_kv*",
     "workers/sampling*",
 )
 SERVICES: Final = (
