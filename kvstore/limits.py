@@ -42,6 +42,12 @@ RETRY_AFTER_MAX_S: Final = 2.0
 DIAL_PATIENCE_S: Final = 1.0
 CALL_PATIENCE_S: Final = 0.5
 
+FLEET_BEAT_S: Final = 0.5
+FLEET_LOST_AFTER_S: Final = 3.0
+STAGING_S: Final = 30.0
+TICKET_S_MAX: Final = 3600.0
+TICKET_GRACE_S: Final = 3.0
+
 # Pages, parts, space.
 PAGE_TOKENS: Final = 64
 REPLICAS: Final = 2
@@ -55,6 +61,7 @@ PARTS_MAX: Final = 1024
 SHARDS_MAX: Final = 32
 TOKENS_PER_PAGE_MAX: Final = 65_535
 PIN_QUOTA: Final = 0.25
+DECODE_OCCUPANCY_MAX: Final = 0.8
 WATERMARK_HIGH: Final = 0.95
 WATERMARK_LOW: Final = 0.93
 WATERMARK_DEMOTE: Final = 0.7
@@ -87,6 +94,12 @@ NAMESPACES_MAX: Final = 65_536
 PINS_MAX: Final = 4096
 PINNED_PAGES_MAX: Final = 65_536
 RELOCATIONS_MAX: Final = 64
+TICKETS_MAX: Final = 65_536
+TICKETS_LISTED_MAX: Final = 1024
+TICKET_PAGES_MAX: Final = 1_048_576
+TICKET_TOKENS_MAX: Final = 1_048_576
+FLEET_WORKERS_MAX: Final = 4096
+FLEET_RUNNING_MAX: Final = 4096
 
 # Ports.
 MASTER_PORT: Final = 7700
@@ -102,6 +115,10 @@ assert LEADER_MARGIN_S < LEADER_LEASE_S / 4
 assert CALL_PATIENCE_S < LEADER_LEASE_S
 # A worker fences itself after half of this: one lost heartbeat must not be enough.
 assert 2 * HEARTBEAT_INTERVAL_S < WORKER_LOST_AFTER_S / 2
+# One late beat of an inference worker does not cost it its requests.
+assert 2 * FLEET_BEAT_S < FLEET_LOST_AFTER_S
+# Who presents tickets looks for a new master at least twice within the grace.
+assert LEASE_MARGIN_S < TICKET_GRACE_S
 assert WATERMARK_DEMOTE < WATERMARK_LOW < WATERMARK_HIGH <= 1.0
 # A record and a packed location of every page of the largest batch fit one frame.
 assert BATCH_PAGES_MAX * 256 <= FRAME_BYTES_MAX

@@ -90,6 +90,22 @@ class MasterConfig(msgspec.Struct, frozen=True):
     erasure: str = "off"
     """How cold pages on drives are kept: off (by replicas), or reed-solomon (in stripes)."""
     erasure_parameters: Numbers = Numbers({})
+    decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
+    """Share of the KV tokens of a fleet's decode workers that requests are admitted for."""
+    staging_bytes: SizeBytes = SizeBytes(0)
+    """Of pages that wait for a decode worker; 0: a quarter of the memory that workers lend."""
+    staging_s: Seconds = Seconds(limits.STAGING_S)
+    """How long they wait for one."""
+    prefill_routing: str = "prefix_load"
+    """Who computes a prompt: prefix_load or least_queued."""
+    prefill_routing_parameters: Numbers = Numbers({})
+    decode_routing: str = "kv_aware"
+    """Who goes on from its KV: kv_aware, least_loaded, same_prefix, shortest_first, deadline_aware
+    or transfer_balance."""
+    decode_routing_parameters: Numbers = Numbers({})
+    colocation: str = "break_even"
+    """Whether one worker does both: break_even, never or always."""
+    colocation_parameters: Numbers = Numbers({})
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -137,6 +153,12 @@ class MasterConfig(msgspec.Struct, frozen=True):
         registry.placement(self.placement, self.placement_parameters)
         registry.replication(self.replication, self.replication_parameters)
         registry.erasure(self.erasure, self.erasure_parameters)
+        registry.prefill_routing(self.prefill_routing, self.prefill_routing_parameters)
+        registry.decode_routing(self.decode_routing, self.decode_routing_parameters)
+        registry.colocation(self.colocation, self.colocation_parameters)
+        if not 0 < self.decode_occupancy_max <= 1:
+            most = "more than 0, at most 1"
+            raise BadValue("decode_occupancy_max", self.decode_occupancy_max, most)
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -180,4 +202,13 @@ class MasterConfig(msgspec.Struct, frozen=True):
             erasure=self.erasure,
             erasure_parameters=self.erasure_parameters,
             hints=self.hints,
+            decode_occupancy_max=self.decode_occupancy_max,
+            staging_bytes=self.staging_bytes,
+            staging_s=self.staging_s,
+            prefill_routing=self.prefill_routing,
+            prefill_routing_parameters=self.prefill_routing_parameters,
+            decode_routing=self.decode_routing,
+            decode_routing_parameters=self.decode_routing_parameters,
+            colocation=self.colocation,
+            colocation_parameters=self.colocation_parameters,
         )

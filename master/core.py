@@ -34,6 +34,7 @@ from master.replication import Replication
 from master.restored_chunks import Restored
 from master.shrinking import Shrinking
 from master.stripes import Stripes
+from master.tickets import Tickets
 from master.tombstones import Tombstones
 from master.tunables import LEARNED
 from master.waiting import WaitingPuts
@@ -133,6 +134,7 @@ class Core:
         self.stripes = Stripes(self.wakeup)
         self.removals = Removals(self.wakeup)
         self.pins = Pins(self.wakeup)
+        self.tickets = Tickets(self.epoch, self.tunables.staging_s, self.wakeup)
         self.suspects: set[Suspect] = set()
         """Copies that a reader reported and that are being checked."""
         self.pressed: dict[Segment, None] = {}
@@ -165,9 +167,29 @@ class Core:
         self.erasure = InForce(
             registry.erasure, registry.ERASURE, tunables.erasure, tunables.erasure_parameters
         )
+        self.prefill_routing = InForce(
+            registry.prefill_routing,
+            registry.PREFILL_ROUTING,
+            tunables.prefill_routing,
+            tunables.prefill_routing_parameters,
+        )
+        self.decode_routing = InForce(
+            registry.decode_routing,
+            registry.DECODE_ROUTING,
+            tunables.decode_routing,
+            tunables.decode_routing_parameters,
+        )
+        self.colocation = InForce(
+            registry.colocation,
+            registry.COLOCATION,
+            tunables.colocation,
+            tunables.colocation_parameters,
+        )
         self.policies: dict[str, InForce[Any]] = {
             "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
             "replication": self.replica_policy, "erasure": self.erasure,
+            "prefill_routing": self.prefill_routing, "decode_routing": self.decode_routing,
+            "colocation": self.colocation,
         }  # fmt: skip
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 

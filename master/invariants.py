@@ -18,6 +18,7 @@ from master.orders import ORDERS_IN_FLIGHT_MAX, OrderKind
 from master.packed import split_keys, words
 from master.replica_checks import check_replicas
 from master.segments import SegmentState
+from master.ticket_checks import check_tickets
 from master.wheel import NOWHERE
 from master.write_behind import IN_FLIGHT_MAX as WRITES_MAX
 
@@ -61,6 +62,7 @@ def check_invariants(core: Core) -> None:
     degraded.check(core, (run for _, run in _runs(core)))
     heat.check(core)
     check_replicas(core)
+    check_tickets(core)
 
 
 def _check_saving(core: Core) -> None:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from kvstore.wire.messages.reads import PinTotals, ReplicaTotals, Status, StripeTotals
+    from kvstore.wire.messages.reads import (
+        PinTotals,
+        ReplicaTotals,
+        Status,
+        StripeTotals,
+        TicketTotals,
+    )
 
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 1.0)
 """Invariant I27: nothing in the loop over 50 ms."""
@@ -104,6 +110,7 @@ class MasterCollector(Collector):
         yield from _pins(status.pins)
         yield from _stripes(status.stripes)
         yield from _replicas(status.replicas)
+        yield from _tickets(status.tickets)
         yield from _metadata(status, counts)
         yield from _shell(counts)
 
@@ -251,6 +258,25 @@ def _replicas(totals: ReplicaTotals) -> Iterator[Metric]:
         "repair_waiting": ("Chains that wait for time, host, room or lane.", totals.waiting),
         "hot_runs": ("Runs of pages that are read much.", totals.hot_runs),
         "replicas_for_heat": ("Replicas that are wanted because of reads.", totals.for_heat),
+    }
+    yield from _gauges("kvharbor_", gauges)
+
+
+def _tickets(totals: TicketTotals) -> Iterator[Metric]:
+    families = {
+        "tickets": ("Requests between prefill and decode, by state.", totals.by_state),
+        "fleet_workers": ("Inference workers, by state.", totals.workers),
+    }
+    for name, (text, counts) in families.items():
+        family = GaugeMetricFamily(f"kvharbor_{name}", text, labels=["state"])
+        for state, count in sorted(counts.items()):
+            family.add_metric([state], count)
+        yield family
+    gauges = {
+        "ticket_credit_tokens": ("KV tokens promised to requests.", totals.credit_tokens),
+        "ticket_capacity_tokens": ("Those that decode workers hold.", totals.capacity_tokens),
+        "staged_bytes": ("Pages that wait for a decode worker.", totals.staged_bytes),
+        "staging_budget_bytes": ("Most that may wait.", totals.staging_budget_bytes),
     }
     yield from _gauges("kvharbor_", gauges)
 

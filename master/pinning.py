@@ -63,7 +63,7 @@ def pin_pages(core: Core, caller: Caller, message: PinPages) -> None:
     pin = Pin(number, known, message.owner, message.hard, message.ttl_s, until_s, pages)
     changed = core.pins.add(pin, above)
     core.pins.deadlines.place(pin, until_s)
-    _let_expire(core, known, pages)
+    let_expire(core, known, pages)
     _write(core, [*changed, pin], lambda: core.reply(caller, answer))
 
 
@@ -76,7 +76,7 @@ def unpin_pages(core: Core, caller: Caller, message: UnpinPages) -> None:
         keys = [key for pin in core.pins.of_owner(known, message.owner) for key in pin.pages]
     before = core.pins.pages
     changed = core.pins.lift(known, keys, message.owner)
-    _let_expire(core, known, keys)
+    let_expire(core, known, keys)
     answer = PagesUnpinned(before - core.pins.pages)
     _write(core, changed, lambda: core.reply(caller, answer))
 
@@ -108,7 +108,7 @@ def end_pins(core: Core) -> None:
     for pin in core.pins.deadlines.take_due(core.now, ENDED_PER_TICK):
         keys = list(pin.pages)
         core.pins.lift(pin.known, keys, pin.owner)
-        _let_expire(core, pin.known, keys)
+        let_expire(core, pin.known, keys)
         _write(core, [pin])
 
 
@@ -197,7 +197,7 @@ def _check_room(
             )
 
 
-def _let_expire(core: Core, known: KnownNamespace, keys: Iterable[bytes]) -> None:
+def let_expire(core: Core, known: KnownNamespace, keys: Iterable[bytes]) -> None:
     """These pages may have been waiting for a pin's end; sooner than its time no run expires."""
     for stretch in known.tree.stretches(b"".join(keys)):
         run = stretch.run

@@ -23,6 +23,7 @@ from kvstore.wire.encoding import decode, encode
 from kvstore.wire.messages.pins import PinPages
 from master.namespaces import KnownNamespace, Namespaces
 from master.packed import split_keys
+from master.ticket_pins import TicketPins
 from master.wheel import NOWHERE, Wheel
 
 if TYPE_CHECKING:
@@ -87,9 +88,14 @@ class Pins:
         self._holds: dict[int, dict[bytes, Hold]] = {}
         """By the namespace's ordinal and the page's key."""
         self._last_number = 0
+        self.tickets = TicketPins()
+        """Pages that tickets hold, which stay as if they were pinned hard."""
 
     def __len__(self) -> int:
         return len(self._pins)
+
+    def __bool__(self) -> bool:
+        return bool(self._pins) or bool(self.tickets.pages)
 
     def all(self) -> Iterable[Pin]:
         """Every pin, oldest first."""
@@ -194,11 +200,12 @@ class Pins:
     def is_soft(self, run: Run) -> bool:
         """Whether the last page of `run` goes only when nothing else may."""
         owners = self._by_page.get(run.namespace, {}).get(run.last_key)
-        return bool(owners) and not _is_hard(owners)
+        return bool(owners) and not self.is_hard(run)
 
     def is_hard(self, run: Run) -> bool:
         """Whether the last page of `run` stays."""
-        return _is_hard(self._by_page.get(run.namespace, {}).get(run.last_key))
+        owners = self._by_page.get(run.namespace, {}).get(run.last_key)
+        return _is_hard(owners) or run.last_key in self.tickets.of(run.namespace)
 
     def kept(self, run: Run) -> int:
         """How many leading pages of `run` stay: those up to the last hard-pinned one."""
@@ -213,11 +220,15 @@ class Pins:
         return self._up_to_last(run, bool)
 
     def _up_to_last(self, run: Run, holds: Callable[[dict[str, Pin] | None], bool]) -> int:
-        by_page = self._by_page.get(run.namespace)
-        if not by_page:
+        by_page = self._by_page.get(run.namespace, {})
+        held = self.tickets.of(run.namespace)
+        if not by_page and not held:
             return 0
         page = len(run)
-        while page and not holds(by_page.get(run.key(page - 1))):
+        while page:
+            key = run.key(page - 1)
+            if key in held or holds(by_page.get(key)):
+                break
             page -= 1
         return page
 

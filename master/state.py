@@ -40,10 +40,31 @@ from kvstore.wire.messages.relocation import (
     StartRelocation,
 )
 from kvstore.wire.messages.replicas import AwaitReplicas, GetReplicas, RepairNow, SetReplicas
+from kvstore.wire.messages.tickets import (
+    AwaitRoute,
+    BeginPrefill,
+    CancelTicket,
+    ClaimTicket,
+    FailPrefill,
+    FinishTicket,
+    FleetBeat,
+    JoinFleet,
+    LeaveFleet,
+    ListTickets,
+    OpenTicket,
+    PresentTicket,
+    ShedTicket,
+    StageTicket,
+    TicketInstalled,
+)
 from master import (
+    admitting,
     chunk_writes,
+    claims,
     confirmations,
     doubt,
+    fleet_membership,
+    handing_over,
     heat,
     incomplete,
     inventory,
@@ -54,6 +75,7 @@ from master import (
     namespaces,
     pinning,
     policy_requests,
+    presenting,
     puts,
     reads,
     reclaim,
@@ -63,12 +85,14 @@ from master import (
     replica_requests,
     replication,
     restoring,
+    routing,
     shrinking,
     status,
     stopping,
     stripe_making,
     striping,
     suspects,
+    ticket_requests,
     tiering,
 )
 from master.awaited import await_replicas
@@ -133,6 +157,21 @@ def _handlers() -> dict[type[Message], Handler]:
     on(StartRelocation, relocation_requests.start_relocation)
     on(GetRelocations, relocation_requests.get_relocations)
     on(CancelRelocation, relocation_requests.cancel_relocation)
+    on(JoinFleet, fleet_membership.join_fleet)
+    on(FleetBeat, fleet_membership.fleet_beat)
+    on(LeaveFleet, fleet_membership.leave_fleet)
+    on(OpenTicket, admitting.open_ticket)
+    on(FailPrefill, admitting.fail_prefill)
+    on(BeginPrefill, handing_over.begin_prefill)
+    on(StageTicket, handing_over.stage_ticket)
+    on(AwaitRoute, routing.await_route)
+    on(ClaimTicket, claims.claim_ticket)
+    on(TicketInstalled, claims.ticket_installed)
+    on(ShedTicket, claims.shed_ticket)
+    on(FinishTicket, claims.finish_ticket)
+    on(CancelTicket, claims.cancel_ticket)
+    on(PresentTicket, presenting.present_ticket)
+    on(ListTickets, ticket_requests.list_tickets)
     on(RegisterWorker, membership.register_worker)
     on(Heartbeat, membership.heartbeat)
     on(ReportSegment, membership.report_segment)
@@ -251,6 +290,7 @@ class MasterState:
         leaving.session_closed(core, session)
         stopping.release_session(core, session)
         core.replication.awaited.drop(session)
+        core.tickets.drop_waits(session)
         owner = session.owner
         del owner.sessions[session.id]
         if not owner.sessions:
@@ -276,6 +316,9 @@ class MasterState:
         heat.look(core)
         replication.look(core)
         striping.look(core)
+        fleet_membership.lose_silent(core)
+        claims.expire(core)
+        routing.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
 
@@ -296,6 +339,9 @@ class MasterState:
             core.heat.look_at_s,
             core.replication.next_s(),
             core.stripes.look_at_s,
+            core.tickets.fleets.silence.next_s(),
+            core.tickets.deadlines.next_s(),
+            routing.next_s(core),
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
             leaving.next_leave_s(core),

@@ -19,7 +19,7 @@ from kvstore.wire.messages.reads import (
     TierStatus,
     WorkerStatus,
 )
-from master import heat, replica_counts
+from master import heat, replica_counts, ticket_requests
 from master.membership import state_name
 from master.segments import SegmentState
 
@@ -61,6 +61,7 @@ def status(core: Core) -> Status:
         _stored(core),
         _stripes(core),
         _replicas(core),
+        ticket_requests.totals(core),
     )
 
 

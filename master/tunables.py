@@ -64,6 +64,16 @@ class Tunables(msgspec.Struct, frozen=True):
     erasure: str = "off"
     erasure_parameters: Mapping[str, object] = {}
     hints: str = GIVEN
+    decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
+    staging_bytes: int = 0
+    """Of staged pages of all tickets; 0: a quarter of the memory that can be read."""
+    staging_s: float = limits.STAGING_S
+    prefill_routing: str = "prefix_load"
+    prefill_routing_parameters: Mapping[str, object] = {}
+    decode_routing: str = "kv_aware"
+    decode_routing_parameters: Mapping[str, object] = {}
+    colocation: str = "break_even"
+    colocation_parameters: Mapping[str, object] = {}
 
     def put_timeout_s(self, put_bytes: int) -> float:
         """How long a put of `put_bytes` may go without progress before its extents are fenced."""
@@ -87,6 +97,16 @@ class Tunables(msgspec.Struct, frozen=True):
         for name in ("move_bytes_per_s", "copy_bytes_per_s", "metadata_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, want more than 0")
+        if not 0 < self.decode_occupancy_max <= 1:
+            raise ConfigError(
+                f"decode_occupancy_max: got {self.decode_occupancy_max}, want more than 0 and at "
+                "most 1"
+            )
+        if self.staging_s <= 0 or self.staging_bytes < 0:
+            raise ConfigError(
+                f"staging_s, staging_bytes: got {self.staging_s}, {self.staging_bytes}, want more "
+                "than 0, and 0 or more"
+            )
         if self.stale_read_max_s < 0:
             raise ConfigError(f"stale_read_max_s: got {self.stale_read_max_s}, want 0 or more")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:

@@ -252,6 +252,19 @@ class ReplicaTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Replicas wanted of them besides, because they are read much."""
 
 
+class TicketTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Requests on their way from prefill to decode, all fleets together."""
+
+    by_state: dict[str, int] = {}
+    workers: dict[str, int] = {}
+    """Inference workers, by state."""
+    credit_tokens: int = 0
+    """Promised of the capacity of decode workers that take requests."""
+    capacity_tokens: int = 0
+    staged_bytes: int = 0
+    staging_budget_bytes: int = 0
+
+
 class Status(Message, frozen=True, tag=67):
     """The pool at one moment, for people and programs."""
 
@@ -278,3 +291,4 @@ class Status(Message, frozen=True, tag=67):
     stored: StoredChunks = StoredChunks()
     stripes: StripeTotals = StripeTotals()
     replicas: ReplicaTotals = ReplicaTotals()
+    tickets: TicketTotals = TicketTotals()

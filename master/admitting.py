@@ -1,0 +1,342 @@
+"""Phase 1: may a request begin, and where? Everything that it will need is taken in one step.
+
+Decode credit first, so that a finished prefill has a place to go; then staging, then what a
+hand-over costs. Who is refused holds nothing, and is told when to come again (I39).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import BadValue, OutOfSpace, Throttled
+from kvstore.ids import KEY_BYTES
+from kvstore.replica import Tier
+from kvstore.require import require_text
+from kvstore.wire.messages import tickets as wire
+from master.fleet_membership import TOKENS_MAX, own_namespace
+from master.fleets import BOTH, Fleet, FleetWorker
+from master.reads import asked_namespace
+from master.ticket_changes import change, hold, require, require_ticket
+from master.tickets import Ticket, TicketEvent
+from policies.routing.protocol import Alone, Case, PrefillOffer, Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from master.core import Core
+    from master.directory import Stretch
+    from master.namespaces import KnownNamespace
+    from master.sessions import Caller
+
+RETRY_MIN_S: Final = 0.05
+RETRY_MAX_S: Final = 30.0
+AVOIDED_MAX: Final = 64
+"""Prefill workers that one request may name as those that have failed it."""
+STAGING_SHARE: Final = 0.25
+"""Of readable memory, where staging_bytes is not set."""
+UNMEASURED_STEP_S: Final = 0.03
+UNMEASURED_BYTES_PER_S: Final = 1e9
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the pool has of a prompt."""
+
+    pages: int
+    tokens_by_host: Counter[str]
+
+    @property
+    def host(self) -> str:
+        """Where most of it lies; empty: nowhere."""
+        most = self.tokens_by_host.most_common(1)
+        return most[0][0] if most else ""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a prefill worker is chosen for."""
+
+    wish: wire.OpenTicket
+    found: Found
+    credit_tokens: int
+    failures: int = 0
+    """Prefill workers that have failed it since it was opened."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Who computes a prompt."""
+
+    worker: FleetWorker
+    prefix_tokens: int
+    fresh_tokens: int
+    alone: Alone | None
+    """Why it runs the whole request."""
+
+    def fields(self) -> dict[str, object]:
+        """Of the ticket."""
+        slot = None if self.alone is None else self.worker
+        return {
+            "prefill": self.worker.name,
+            "prefix_tokens": self.prefix_tokens,
+            "alone": "" if self.alone is None else str(self.alone),
+            "slot": slot,
+        }
+
+
+def find(core: Core, known: KnownNamespace, keys: bytes) -> Found:
+    """The leading pages that are readable, and the hosts that have them."""
+    stretches = known.tree.leading(keys, core.version)
+    by_host: Counter[str] = Counter()
+    for stretch in stretches:
+        tokens = stretch.count * known.namespace.layout.page_tokens
+        by_host.update(dict.fromkeys(_hosts(core, stretch), tokens))
+    return Found(sum(stretch.count for stretch in stretches), by_host)
+
+
+def _hosts(core: Core, stretch: Stretch) -> Iterable[str]:
+    for copy in stretch.run.copies_of(0):
+        worker = core.workers.get(copy.segment.worker)
+        if worker is not None and copy.segment.readable:
+            yield worker.host
+
+
+def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
+    """Answer TicketOpened or Throttled; the same answer to the same request (I42)."""
+    known, book = check_wish(core, caller, message), core.tickets
+    _check_keys(known, message)
+    same = book.of_request(known.namespace.content.tenant, message.request)
+    if same is not None:
+        if _content(same.wish) != _content(message):
+            raise BadValue("request", message.request, "an id that no other open request has")
+        core.reply(caller, _opened(same))
+        return
+    book.require_room()
+    fleet = book.fleets.find(known)
+    found = find(core, known, message.keys)
+    try:
+        if fleet is None:
+            raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no inference worker joined")
+        ticket = _admit(core, fleet, message, found)
+    except Throttled as refusal:
+        throttle(core, caller, refusal)
+        return
+    book.add(ticket)
+    hold(core, ticket)
+    core.counters["tickets_opened"] += 1
+    core.reply(caller, _opened(ticket))
+
+
+def _content(message: wire.OpenTicket) -> tuple[object, ...]:
+    """What a repetition may not differ in: times pass meanwhile, workers fail."""
+    return message.namespace, message.keys, message.prompt_tokens, message.adapter
+
+
+def _opened(ticket: Ticket) -> wire.TicketOpened:
+    worker = ticket.fleet.workers.get(ticket.prefill)
+    where = "" if worker is None else worker.wish.where
+    return wire.TicketOpened(ticket.id, ticket.prefix_tokens, ticket.prefill, where, ticket.alone)
+
+
+def check_wish(core: Core, caller: Caller, message: wire.OpenTicket) -> KnownNamespace:
+    """The request's namespace; BadValue names the field that cannot be right."""
+    known = own_namespace(core, caller, message.namespace)
+    asked_namespace(core, caller, message.namespace, message.keys)
+    require_text("request", message.request)
+    if not message.request:
+        raise BadValue("request", "", "a name")
+    for field in ("prompt_tokens", "new_tokens"):
+        value = getattr(message, field)
+        if not 1 <= value <= TOKENS_MAX:
+            raise BadValue(field, value, f"1 to {TOKENS_MAX}")
+    for field in ("first_token_s", "deadline_s"):
+        value = getattr(message, field)
+        if not (isfinite(value) and value >= 0):
+            raise BadValue(field, value, "seconds, at least 0")
+    require_text("adapter", message.adapter)
+    if len(message.avoid) > AVOIDED_MAX:
+        raise BadValue("avoid", len(message.avoid), f"at most {AVOIDED_MAX} names")
+    return known
+
+
+def _check_keys(known: KnownNamespace, message: wire.OpenTicket) -> None:
+    pages = message.prompt_tokens // known.namespace.layout.page_tokens
+    if len(message.keys) != pages * KEY_BYTES:
+        want = f"the {pages} full pages of {message.prompt_tokens} tokens"
+        raise BadValue("keys", len(message.keys) // KEY_BYTES, want)
+
+
+def throttle(core: Core, caller: Caller, refusal: Throttled) -> None:
+    """Answer Throttled; why is counted."""
+    core.counters[f"throttled_{refusal.reason}"] += 1
+    answer = wire.Throttled(refusal.retry_after_s, refusal.reason, str(refusal))
+    core.reply(caller, answer)
+
+
+def _throttled(after_s: float, reason: str, text: str) -> Throttled:
+    return Throttled(round(min(max(after_s, RETRY_MIN_S), RETRY_MAX_S), 3), reason, text)
+
+
+def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket, found: Found) -> Ticket:
+    """A ticket that takes what it needs; Throttled where there is not enough now."""
+    credit_tokens = wish.prompt_tokens + wish.new_tokens
+    _check_credit(core, fleet, wish, credit_tokens)
+    deadline_s = core.now + min(wish.deadline_s, limits.TICKET_S_MAX)
+    ticket = Ticket(
+        core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
+        keys=wish.keys, ready_s=core.now,
+    )  # fmt: skip
+    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
+    for name, value in choice.fields().items():
+        setattr(ticket, name, value)
+    ticket.staged_bytes = _staged(ticket, choice, found)
+    if choice.alone is None:
+        _check_staging(core, fleet, ticket)
+        _check_migration(fleet, ticket)
+    _name(core, choice)
+    return ticket
+
+
+def _staged(ticket: Ticket, choice: Choice, found: Found) -> int:
+    """Nothing where one worker runs all of it."""
+    if choice.alone is not None:
+        return 0
+    return staged_bytes(ticket, len(ticket.wish.keys) // KEY_BYTES - found.pages)
+
+
+def staged_bytes(ticket: Ticket, fresh_pages: int) -> int:
+    """What staging takes: pages that the pool does not have yet, and the tokens behind them."""
+    layout, page_bytes = ticket.known.namespace.layout, ticket.known.namespace.page_bytes
+    behind = ticket.wish.prompt_tokens % layout.page_tokens
+    return fresh_pages * page_bytes + behind * page_bytes // layout.page_tokens
+
+
+def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) -> None:
+    workers = fleet.decoders()
+    if not workers:
+        raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no decode worker is live")
+    largest = max(worker.wish.capacity_tokens for worker in workers)
+    if tokens > largest:
+        want = f"at most {largest - wish.prompt_tokens}: the largest decode worker has {largest}"
+        raise BadValue("new_tokens", wish.new_tokens, want)
+    taken, most = fleet.taken_tokens, core.tunables.decode_occupancy_max * fleet.capacity_tokens
+    if taken and taken + tokens > most:
+        step_s = max(w.beat.step_s for w in workers if w.beat is not None) or UNMEASURED_STEP_S
+        share = (taken + tokens - most) / taken
+        text = f"{taken} of {most:.0f} KV tokens are promised, {tokens} more are wanted"
+        raise _throttled(step_s * wish.new_tokens * share, "decode_occupancy", text)
+
+
+def staging_budget(core: Core) -> int:
+    """Bytes that staged pages of all tickets may take together."""
+    if core.tunables.staging_bytes:
+        return core.tunables.staging_bytes
+    memory = sum(
+        segment.geometry.payload_bytes
+        for segment in core.segments.values()
+        if segment.readable and segment.tier is Tier.DRAM
+    )
+    return int(memory * STAGING_SHARE)
+
+
+def _check_staging(core: Core, fleet: Fleet, ticket: Ticket) -> None:
+    budget, staged, pages = staging_budget(core), core.tickets.staged_bytes, core.pins.tickets.pages
+    if ticket.staged_bytes > budget > 0:
+        raise OutOfSpace(f"staging takes {budget} bytes, {ticket.staged_bytes} are wanted")
+    over = staged + ticket.staged_bytes - budget
+    if over > 0:
+        text = f"{staged} of {budget} bytes are staged, {ticket.staged_bytes} more are wanted"
+        raise _throttled(over / _bytes_per_s(fleet), "staging", text)
+    if pages + len(ticket.keys) // KEY_BYTES > limits.TICKET_PAGES_MAX:
+        raise _throttled(RETRY_MIN_S, "staging", f"{pages} pages are held by tickets")
+
+
+def _bytes_per_s(fleet: Fleet) -> float:
+    measured = [w.beat.link_bytes_per_s for w in fleet.decoders() if w.beat is not None]
+    return max(measured, default=0.0) or UNMEASURED_BYTES_PER_S
+
+
+def _check_migration(fleet: Fleet, ticket: Ticket) -> None:
+    """The hand-over alone must leave time for the first token, where links were measured."""
+    beats = [w.beat for w in fleet.decoders() if w.beat is not None]
+    times = [
+        beat.rtt_s + ticket.kv_bytes / beat.link_bytes_per_s
+        for beat in beats
+        if beat.link_bytes_per_s > 0
+    ]
+    if len(times) == len(beats) and min(times) > ticket.wish.first_token_s:
+        text = f"{ticket.kv_bytes} bytes take {min(times):.3f} s"
+        raise _throttled(min(times) - ticket.wish.first_token_s, "migration", text)
+
+
+def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
+    """A prefill worker, and whether it runs all of it. Throttled: there is none."""
+    wish, found = case.wish, case.found
+    workers = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
+    namespace = fleet.known.namespace
+    page_tokens = namespace.layout.page_tokens
+    prefix = found.pages * page_tokens
+    asked = Wish(
+        wish.prompt_tokens, wish.new_tokens,
+        wish.prompt_tokens * namespace.page_bytes // page_tokens, core.now,
+        core.now + wish.first_token_s, host=found.host, prefix_tokens=prefix,
+        needs_adapter=bool(wish.adapter),
+    )  # fmt: skip
+    offers = [_offer(worker, found, wish.adapter) for worker in workers]
+    at = core.prefill_routing.policy.choose(asked, offers)
+    if at is None:
+        text = "no prefill worker is live" if not offers else "none has the adapter"
+        raise _throttled(limits.FLEET_LOST_AFTER_S, "no_prefill", text)
+    worker, fresh = workers[at], wish.prompt_tokens - prefix
+    reason = None
+    if worker.wish.role == BOTH and has_room(worker, case.credit_tokens):
+        others = sum(each is not worker for each in fleet.decoders())
+        reason = core.colocation.policy.alone(Case(fresh, case.failures, others))
+    return Choice(worker, prefix, fresh, reason)
+
+
+def _name(core: Core, choice: Choice) -> None:
+    """It is to be computed there; the policy counts that until the worker says it itself."""
+    choice.worker.given_tokens += choice.fresh_tokens
+    if choice.alone is not None:
+        core.counters[f"alone_{choice.alone}"] += 1
+
+
+def has_room(worker: FleetWorker, tokens: int) -> bool:
+    """Whether it can take a request with so many KV tokens."""
+    return worker.free_tokens >= tokens and len(worker.tickets) < worker.wish.batch_max
+
+
+def _offer(worker: FleetWorker, found: Found, adapter: str) -> PrefillOffer:
+    wish, beat = worker.wish, worker.beat
+    assert beat is not None, worker.name
+    return PrefillOffer(
+        worker.name, wish.host, wish.rack, wish.zone, found.tokens_by_host[wish.host],
+        beat.queued_tokens + worker.given_tokens, beat.tokens_per_s,
+        not adapter or adapter in wish.adapters, beat.link_bytes_per_s,
+    )  # fmt: skip
+
+
+def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
+    """Answer TicketOpened with another prefill worker, or Throttled, which ends the ticket."""
+    ticket = require_ticket(core, caller, message.ticket)
+    if ticket.prefill != message.worker:  # said before, and answered with another one
+        core.reply(caller, _opened(ticket))
+        return
+    require(ticket, TicketEvent.PREFILL_FAILED)
+    avoid = (*ticket.wish.avoid, message.worker)[-AVOIDED_MAX:]
+    wish = msgspec.structs.replace(ticket.wish, avoid=avoid)
+    found = find(core, ticket.known, wish.keys)
+    try:
+        asked = Asked(wish, found, ticket.credit_tokens, len(avoid))
+        choice = _choose_prefill(core, ticket.fleet, asked)
+    except Throttled as refusal:
+        change(core, ticket, TicketEvent.CANCELLED)
+        throttle(core, caller, refusal)
+        return
+    fields = choice.fields() | {"staged_bytes": _staged(ticket, choice, found), "wish": wish}
+    change(core, ticket, TicketEvent.PREFILL_FAILED, **fields)
+    _name(core, choice)
+    core.reply(caller, _opened(ticket))

@@ -1,0 +1,111 @@
+"""A decode worker claims, installs, sheds, finishes; a gateway cancels; time ends what is left.
+
+Only the present claim counts (I40): its token is higher than any before, and who has an older one
+is told that it is fenced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import AccessDenied, BadValue, Fenced
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.tickets import TicketClaimed
+from master.fleet_membership import unroute
+from master.handing_over import check_pages
+from master.ticket_changes import change, require, require_ticket
+from master.tickets import TicketEvent, TicketState
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.tickets import (
+        CancelTicket,
+        ClaimTicket,
+        FinishTicket,
+        ShedTicket,
+        TicketInstalled,
+    )
+    from master.core import Core
+    from master.sessions import Caller
+    from master.tickets import Ticket
+
+EXPIRED_PER_TICK: Final = 8
+
+
+def claim_ticket(core: Core, caller: Caller, message: ClaimTicket) -> None:
+    """Answer TicketClaimed, with a token above all before; whoever had it is fenced."""
+    ticket = require_ticket(core, caller, message.ticket)
+    worker = core.tickets.fleets.worker(ticket.known, message.worker, message.life)
+    if message.route != ticket.route or ticket.slot is None:
+        raise Fenced(f"ticket {ticket.id}: route {message.route} is not the present one")
+    if ticket.slot is not worker:
+        name = ticket.slot.name
+        raise AccessDenied(f"ticket {ticket.id} is routed to {name}, not to {worker.name}")
+    require(ticket, TicketEvent.CLAIMED)
+    change(core, ticket, TicketEvent.CLAIMED, token=core.tickets.new_number(), missed=0)
+    tail, layout = ticket.tail, ticket.known.namespace.layout
+    named = (b"", b"", 0) if tail is None else (tail.known.namespace.id, tail.key, tail.size_bytes)
+    answer = TicketClaimed(
+        ticket.token, ticket.known.namespace.id, layout.page_tokens, ticket.wish.prompt_tokens,
+        ticket.keys, *named, ticket.tokens,
+    )  # fmt: skip
+    core.reply(caller, answer)
+
+
+def ticket_installed(core: Core, caller: Caller, message: TicketInstalled) -> None:
+    """Answer Done; pins and staging end."""
+    ticket = require_ticket(core, caller, message.ticket)
+    _require_claim(ticket, message.token)
+    if ticket.state is not TicketState.INSTALLED:
+        require(ticket, TicketEvent.INSTALLED)
+        change(core, ticket, TicketEvent.INSTALLED, tail=None)
+    core.reply(caller, Done())
+
+
+def _require_claim(ticket: Ticket, token: int) -> None:
+    if not ticket.token or token != ticket.token:
+        raise Fenced(f"ticket {ticket.id}: claim {token} is not the present one")
+
+
+def shed_ticket(core: Core, caller: Caller, message: ShedTicket) -> None:
+    """Answer Done; it is routed anew, with what was generated so far."""
+    ticket = require_ticket(core, caller, message.ticket)
+    if message.token and message.token == ticket.shed_token:  # said before
+        core.reply(caller, Done())
+        return
+    _require_claim(ticket, message.token)
+    require(ticket, TicketEvent.SHED)
+    keys, tail = check_pages(core, ticket.tenant, message)
+    short = min(len(keys), len(ticket.wish.keys))
+    if keys[:short] != ticket.wish.keys[:short]:
+        raise BadValue("keys", len(keys) // KEY_BYTES, "pages of the prompt first, in order")
+    if message.tokens[: len(ticket.tokens)] != ticket.tokens:
+        raise BadValue("tokens", len(message.tokens), "all that were generated before, in order")
+    taken = {"shed_token": message.token, "keys": keys, "tail": tail, "tokens": message.tokens}
+    unroute(core, ticket, TicketEvent.SHED, **taken)
+    core.reply(caller, Done())
+
+
+def finish_ticket(core: Core, caller: Caller, message: FinishTicket) -> None:
+    """Answer Done, also where it has ended already; Fenced to all but the present claim."""
+    if core.tickets.find(message.ticket) is not None:
+        ticket = require_ticket(core, caller, message.ticket)
+        if message.token != ticket.token:
+            raise Fenced(f"ticket {ticket.id}: claim {message.token} is not the present one")
+        require(ticket, TicketEvent.FINISHED)
+        change(core, ticket, TicketEvent.FINISHED)
+    core.reply(caller, Done())
+
+
+def cancel_ticket(core: Core, caller: Caller, message: CancelTicket) -> None:
+    """Answer Done, also where it has ended already."""
+    if core.tickets.find(message.ticket) is not None:
+        ticket = require_ticket(core, caller, message.ticket)
+        change(core, ticket, TicketEvent.CANCELLED)
+    core.reply(caller, Done())
+
+
+def expire(core: Core) -> None:
+    """End tickets whose time is up."""
+    for ticket in core.tickets.deadlines.take_due(core.now, EXPIRED_PER_TICK):
+        change(core, ticket, TicketEvent.EXPIRED)

@@ -1,0 +1,162 @@
+"""Inference workers: who there is of each namespace, what each can hold, what it has of tickets.
+
+A fleet is all of one namespace. Must not know what becomes of the tickets of one that goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore import limits
+from kvstore.errors import Fenced, OutOfSpace
+from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
+from master.namespaces import KnownNamespace
+from master.plans import OwnerKey
+from master.wheel import NOWHERE, Wakeup, Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+BOTH: Final = "both"
+ROLES: Final = (PREFILL, DECODE, BOTH)
+GRAIN_S: Final = 0.1
+
+
+class FleetWorker(msgspec.Struct, eq=False):
+    """One inference worker. What tickets take of it is counted by master.tickets alone."""
+
+    name: str
+    fleet: Fleet
+    life: int
+    owner: OwnerKey | None
+    """Who has joined; nobody while it is only expected, since somebody presents its tickets."""
+    wish: JoinFleet
+    heard_s: float
+    beat: FleetBeat | None = None
+    """The last one; before the first nothing new is given to it."""
+    given_tokens: int = 0
+    """Of prompts that it was named for since its last beat."""
+    strange_tokens: int = 0
+    """Of tickets that it runs and that nobody has presented yet."""
+    used_tokens: int = 0
+    """Credit of the tickets that have a slot on it."""
+    link_bytes: int = 0
+    """KV of those that are on their way to it."""
+    prefixes: Counter[bytes] = msgspec.field(default_factory=Counter)
+    """First pages of the prompts that have a slot on it."""
+    tickets: dict[int, None] = {}
+    """Those that have a slot on it, by id."""
+    bucket: int = NOWHERE
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes anything new."""
+        return self.beat is not None and not self.beat.is_draining
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it may compute a prompt."""
+        return self.is_open and self.wish.role != DECODE
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it may go on from a prompt's KV."""
+        return self.is_open and self.wish.role != PREFILL
+
+    @property
+    def free_tokens(self) -> int:
+        """Credit that it can still take; negative where outputs were longer than expected."""
+        return self.wish.capacity_tokens - self.used_tokens - self.strange_tokens
+
+    @property
+    def state(self) -> str:
+        """What to call it."""
+        if self.beat is None:
+            return "joining" if self.owner else "expected"
+        return "draining" if self.beat.is_draining else "live"
+
+
+class Fleet(msgspec.Struct, eq=False):
+    """The inference workers of a namespace, and what its tickets take."""
+
+    known: KnownNamespace
+    workers: dict[str, FleetWorker] = {}
+    credit_tokens: int = 0
+    """Of all tickets, with a slot or without."""
+    tickets: int = 0
+    waiting: dict[int, None] = {}
+    """Staged tickets by id, in the order in which they came to wait."""
+
+    def decoders(self) -> list[FleetWorker]:
+        """Those that take requests."""
+        return [each for each in self.workers.values() if each.decodes]
+
+    @property
+    def capacity_tokens(self) -> int:
+        """KV tokens that those hold."""
+        return sum(each.wish.capacity_tokens for each in self.decoders())
+
+    @property
+    def taken_tokens(self) -> int:
+        """Of that, what is promised: to tickets with a slot there, and to those without any."""
+        elsewhere = sum(w.used_tokens for w in self.workers.values() if not w.decodes)
+        strange = sum(worker.strange_tokens for worker in self.decoders())
+        return self.credit_tokens - elsewhere + strange
+
+
+class Fleets:
+    """All of them, by namespace."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Start with none; `wakeup` hears of deadlines."""
+        self.silence: Wheel[FleetWorker] = Wheel(GRAIN_S, wakeup)
+        self._by_namespace: dict[bytes, Fleet] = {}
+
+    def __iter__(self) -> Iterator[Fleet]:
+        return iter(self._by_namespace.values())
+
+    def of(self, known: KnownNamespace) -> Fleet:
+        """The fleet of a namespace, whose first worker or ticket comes now."""
+        return self._by_namespace.setdefault(known.namespace.id, Fleet(known))
+
+    def find(self, known: KnownNamespace) -> Fleet | None:
+        """The fleet of a namespace, if it has workers or tickets."""
+        return self._by_namespace.get(known.namespace.id)
+
+    def worker(self, known: KnownNamespace, name: str, life: int) -> FleetWorker:
+        """The worker that speaks; Fenced unless that life of it is the present one."""
+        fleet = self.find(known)
+        worker = None if fleet is None else fleet.workers.get(name)
+        if worker is None or worker.life != life:
+            raise Fenced(f"inference worker {name}: life {life} is over, join again")
+        return worker
+
+    def add(self, worker: FleetWorker) -> None:
+        """Take in a worker, or one that is expected; OutOfSpace where there are too many (I7)."""
+        if sum(len(fleet.workers) for fleet in self) >= limits.FLEET_WORKERS_MAX:
+            raise OutOfSpace(f"{limits.FLEET_WORKERS_MAX} inference workers have joined")
+        worker.fleet.workers[worker.name] = worker
+        self.heard(worker, worker.heard_s)
+
+    def heard(self, worker: FleetWorker, now_s: float) -> None:
+        """It lives."""
+        worker.heard_s = now_s
+        self.silence.place(worker, now_s + limits.FLEET_LOST_AFTER_S)
+
+    def take_out(self, worker: FleetWorker) -> None:
+        """It has ended, or is given up."""
+        self.silence.discard(worker)
+        if worker.fleet.workers.get(worker.name) is worker:
+            del worker.fleet.workers[worker.name]
+        self.drop_empty(worker.fleet)
+
+    def drop_empty(self, fleet: Fleet) -> None:
+        """Forget it once it has neither workers nor tickets."""
+        if not fleet.workers and not fleet.tickets:
+            self._by_namespace.pop(fleet.known.namespace.id, None)

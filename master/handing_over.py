@@ -1,0 +1,96 @@
+"""A prefill worker begins, and stages what it has computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.errors import AccessDenied, BadValue, Fenced
+from kvstore.ids import KEY_BYTES
+from kvstore.namespace import tails
+from kvstore.wire.messages.hello import Done
+from master.admitting import staged_bytes
+from master.ticket_changes import change, require, require_ticket
+from master.tickets import MOVING, Tail, TicketEvent, TicketState
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.tickets import (
+        BeginPrefill,
+        PresentTicket,
+        ShedTicket,
+        StageTicket,
+    )
+    from master.core import Core
+    from master.sessions import Caller
+    from master.tickets import Ticket
+
+TOKEN_MAX: Final = 1 << 31
+
+
+def begin_prefill(core: Core, caller: Caller, message: BeginPrefill) -> None:
+    """Answer Done; Fenced when another worker was named meanwhile."""
+    ticket = require_ticket(core, caller, message.ticket)
+    _require_prefill(core, ticket, message)
+    if ticket.state is not TicketState.PREFILLING:
+        require(ticket, TicketEvent.BEGUN)
+        change(core, ticket, TicketEvent.BEGUN)
+    core.reply(caller, Done())
+
+
+def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
+    """Answer Done; from now on the ticket may be routed, and pins what lies behind its pages."""
+    ticket = require_ticket(core, caller, message.ticket)
+    _require_prefill(core, ticket, message)
+    keys, tail = check_pages(core, ticket.tenant, message)
+    if not ticket.wish.keys.startswith(keys):
+        raise BadValue("keys", len(keys) // KEY_BYTES, "the prompt's first pages, in order")
+    same = (ticket.keys, ticket.tail, ticket.tokens) == (keys, tail, message.tokens)
+    is_repeated = same and ticket.state in {TicketState.STAGED, *MOVING}
+    if not is_repeated:
+        require(ticket, TicketEvent.STAGED)
+        values: dict[str, object] = {"keys": keys, "tail": tail, "tokens": message.tokens}
+        values["ready_s"] = core.now
+        if ticket.alone:  # it has thought better of running all of it
+            values |= {"slot": None, "alone": "", "staged_bytes": all_bytes(ticket)}
+        change(core, ticket, TicketEvent.STAGED, **values)
+    core.reply(caller, Done())
+
+
+def all_bytes(ticket: Ticket) -> int:
+    """What staging takes where nobody knows what the pool had before."""
+    return staged_bytes(ticket, len(ticket.wish.keys) // KEY_BYTES)
+
+
+def _require_prefill(core: Core, ticket: Ticket, message: BeginPrefill | StageTicket) -> None:
+    """AccessDenied to a worker of the fleet that was never named, Fenced to one of another life."""
+    core.tickets.fleets.worker(ticket.known, message.worker, message.life)
+    if ticket.prefill == message.worker:
+        return
+    if message.worker in ticket.wish.avoid:
+        raise Fenced(f"ticket {ticket.id} is computed by {ticket.prefill} by now")
+    raise AccessDenied(f"ticket {ticket.id} is for {ticket.prefill}, not {message.worker}")
+
+
+def check_pages(
+    core: Core, tenant: str, message: StageTicket | ShedTicket | PresentTicket
+) -> tuple[bytes, Tail | None]:
+    """Pages and tail that a peer names; BadValue where they cannot be a ticket's."""
+    keys, pages = message.keys, len(message.keys) // KEY_BYTES
+    if len(keys) % KEY_BYTES or pages > limits.BATCH_PAGES_MAX:
+        raise BadValue("keys", len(keys), f"at most {limits.BATCH_PAGES_MAX} whole keys")
+    if len(message.tokens) > limits.TICKET_TOKENS_MAX:
+        most = f"at most {limits.TICKET_TOKENS_MAX}"
+        raise BadValue("tokens", len(message.tokens), most)
+    for token in message.tokens:
+        if not 0 <= token < TOKEN_MAX:
+            raise BadValue("tokens", token, f"0 to {TOKEN_MAX - 1}")
+    if not message.tail:
+        return keys, None
+    own = tails(tenant).id
+    if message.tail_namespace != own:
+        raise BadValue("tail_namespace", message.tail_namespace.hex(), own.hex())
+    if len(message.tail) != KEY_BYTES:
+        raise BadValue("tail", message.tail.hex(), f"one key of {KEY_BYTES} bytes")
+    if not 0 < message.tail_bytes <= limits.CHUNK_BYTES:
+        raise BadValue("tail_bytes", message.tail_bytes, f"1 to {limits.CHUNK_BYTES}")
+    return keys, Tail(core.namespaces.get(own), message.tail, message.tail_bytes)

@@ -1,0 +1,152 @@
+"""Phase 2: staged tickets get a decode worker, in batches at the next tick; callers wait for it.
+
+A worker is chosen when the prompt is computed, not before, by what each has then. Must not know
+how a ticket came to be staged.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from kvstore import limits
+from kvstore.ids import KEY_BYTES
+from kvstore.wire.messages.tickets import AwaitRoute, TicketRouted
+from master.admitting import find, has_room
+from master.fleet_membership import unroute
+from master.seconds import check_seconds
+from master.ticket_changes import change, require_ticket
+from master.tickets import ROUTES, Ticket, TicketEvent, Wait
+from policies.routing.protocol import DecodeOffer, Wish
+
+if TYPE_CHECKING:
+    from master.admitting import Found
+    from master.core import Core
+    from master.fleets import Fleet, FleetWorker
+    from master.sessions import Caller
+
+LOOKED_AT_MAX: Final = 64
+"""Waiting tickets of one fleet that are put in order at once (I27)."""
+ROUTED_PER_TICK: Final = 8
+ANSWERED_PER_TICK: Final = 64
+
+
+def await_route(core: Core, caller: Caller, message: AwaitRoute) -> None:
+    """Answer TicketRouted once there is a route above the one that is known, or in time.
+
+    Who names the present route says that it has failed: its claim is fenced (I40).
+    """
+    ticket = require_ticket(core, caller, message.ticket)
+    check_seconds("timeout_s", message.timeout_s)
+    if ticket.wait is not None:  # one caller a ticket: the later one has the earlier one's place
+        _answer(core, ticket.wait, 0)
+    if ticket.state in ROUTES and message.above < ticket.route:
+        core.reply(caller, _routed(ticket))
+        return
+    if ticket.state in ROUTES:
+        unroute(core, ticket)
+    wait = Wait(caller, ticket)
+    if not message.timeout_s:
+        core.reply(caller, TicketRouted(0, "", ""))
+        return
+    timeout_s = min(message.timeout_s, limits.CALL_TIMEOUT_MAX_S)
+    core.tickets.park(wait, core.now + timeout_s)
+
+
+def _routed(ticket: Ticket) -> TicketRouted:
+    assert ticket.slot is not None, ticket.id
+    return TicketRouted(ticket.route, ticket.slot.name, ticket.slot.wish.where)
+
+
+def _answer(core: Core, wait: Wait, route: int) -> None:
+    core.tickets.unpark(wait)
+    core.reply(wait.caller, _routed(wait.ticket) if route else TicketRouted(0, "", ""))
+
+
+def look(core: Core) -> None:
+    """Route what waits, as far as there is room; answer those whose time is up."""
+    book = core.tickets
+    for wait in book.waits.take_due(core.now, ANSWERED_PER_TICK):
+        _answer(core, wait, 0)
+    left = ROUTED_PER_TICK
+    while book.to_route and left > 0:
+        fleet = next(iter(book.to_route))
+        del book.to_route[fleet]
+        routed = _route_some(core, fleet, left)
+        left -= max(1, routed)
+        if routed:
+            book.look_at(fleet)
+
+
+def next_s(core: Core) -> float:
+    """When to look again."""
+    due_s = core.now if core.tickets.to_route else inf
+    return min(due_s, core.tickets.waits.next_s())
+
+
+def _route_some(core: Core, fleet: Fleet, most: int) -> int:
+    """How many of the first tickets that wait got a worker."""
+    first = [core.tickets.find(number) for number in islice(fleet.waiting, LOOKED_AT_MAX)]
+    tickets = [ticket for ticket in first if ticket is not None]
+    policy = core.decode_routing.policy
+    wishes = [_wish(ticket) for ticket in tickets]
+    routed = 0
+    for at in policy.order(wishes, core.now):
+        if routed == most:
+            break
+        routed += _route(core, tickets[at])
+    return routed
+
+
+def _wish(ticket: Ticket, host: str = "", prefix_tokens: int = 0) -> Wish:
+    wish = ticket.wish
+    still = max(1, ticket.credit_tokens - ticket.kv_tokens)
+    return Wish(
+        ticket.kv_tokens, still, ticket.kv_bytes, ticket.ready_s,
+        ticket.opened_s + wish.first_token_s, host=host, prefix_tokens=prefix_tokens,
+        needs_adapter=bool(wish.adapter),
+    )  # fmt: skip
+
+
+def _route(core: Core, ticket: Ticket) -> bool:
+    """Turn its credit into a slot on one worker, if one has room."""
+    workers = _candidates(ticket)
+    if not workers:
+        return False
+    found = find(core, ticket.known, ticket.keys)
+    prefix_tokens = found.pages * ticket.known.namespace.layout.page_tokens
+    wish = _wish(ticket, found.host, prefix_tokens)
+    source_bytes = core.tickets.source_bytes[found.host]
+    offers = [_offer(ticket, worker, found, source_bytes) for worker in workers]
+    at = core.decode_routing.policy.choose(wish, offers, core.now)
+    if at is None:
+        return False
+    route = core.tickets.new_number()
+    place = {"slot": workers[at], "host": found.host, "credit_tokens": _credit(ticket)}
+    change(core, ticket, TicketEvent.ROUTED, route=route, routes=ticket.routes + 1, **place)
+    if ticket.wait is not None:
+        _answer(core, ticket.wait, route)
+    return True
+
+
+def _credit(ticket: Ticket) -> int:
+    """At least one token more than it has: it is to generate."""
+    return max(ticket.credit_tokens, ticket.kv_tokens + 1)
+
+
+def _candidates(ticket: Ticket) -> list[FleetWorker]:
+    """Those with room; who has failed it only where nobody else has."""
+    fitting = [w for w in ticket.fleet.decoders() if has_room(w, _credit(ticket))]
+    return [w for w in fitting if w.name not in ticket.failed] or fitting
+
+
+def _offer(ticket: Ticket, worker: FleetWorker, found: Found, source_bytes: int) -> DecodeOffer:
+    wish, beat = worker.wish, worker.beat
+    assert beat is not None, worker.name
+    return DecodeOffer(
+        worker.name, wish.host, wish.rack, wish.zone, worker.free_tokens, wish.capacity_tokens,
+        len(worker.tickets), wish.batch_max, beat.step_s, found.tokens_by_host[wish.host],
+        worker.prefixes[ticket.keys[:KEY_BYTES]], worker.link_bytes, beat.link_bytes_per_s,
+        source_bytes,
+    )  # fmt: skip
