@@ -57,8 +57,13 @@ class TicketHolder:
     def note(
         self, ticket: int, *, worker: str = "", token: int = 0, done: HandOver | None = None
     ) -> None:
-        """Something is known of a held ticket: who has it, its highest claim, what it generated."""
-        held = self._held[ticket]
+        """Something is known of a ticket: who has it, its highest claim, what it generated.
+
+        No error where it is not held any more, as when a new master has refused it meanwhile.
+        """
+        held = self._held.get(ticket)
+        if held is None:
+            return
         held.worker = worker or held.worker
         held.token = max(held.token, token)
         held.done = done or held.done

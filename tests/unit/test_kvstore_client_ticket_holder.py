@@ -82,6 +82,9 @@ def test_what_is_refused_is_given_up() -> None:
     answers = status(2), AccessDenied("another holds it"), Done()
     assert drive(holder.keep(), script.will(*answers)) == [1]
     assert len(holder) == 1
+    holder.note(1, token=9)  # by whoever has not heard of that yet
+    drive(holder.keep(), script.will(status(3), Done()))
+    assert script.asked[-1] == presented(2)
 
 
 def test_a_master_that_goes_away_meanwhile_is_followed_by_another_try() -> None:
