@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 app = typer.Typer(
-    help="See and change how the pool evicts, admits to drives, places, replicates and stripes.",
+    help="See and change how the pool evicts, admits to drives, places, replicates, stripes and "
+    "routes.",
     no_args_is_help=True,
 )
 
 Kind = Annotated[
-    str, typer.Argument(help="eviction, admission (to drives), placement, replication or erasure.")
+    str,
+    typer.Argument(
+        help="eviction, admission (to drives), placement, replication, erasure, prefill_routing, "
+        "decode_routing or colocation."
+    ),
 ]
 
 

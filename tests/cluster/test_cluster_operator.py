@@ -34,7 +34,10 @@ def told(pool: Up, *words: str) -> dict[str, Any]:
 def test_policies_are_shown_changed_and_reset(shared_pool: Up) -> None:
     before = told(shared_pool, "policy", "show")
     kinds = [row["kind"] for row in before["policies"]]
-    assert kinds == ["eviction", "admission", "placement", "replication", "erasure"]
+    assert kinds == [
+        "eviction", "admission", "placement", "replication", "erasure",
+        "prefill_routing", "decode_routing", "colocation",
+    ]  # fmt: skip
     changed = told(shared_pool, "policy", "set", "eviction", "ttl-lfu", "ttl_s=60")
     eviction = changed["policies"][0]
     assert (eviction["name"], eviction["parameters"]["ttl_s"]) == ("ttl-lfu", 60.0)

@@ -47,6 +47,8 @@ def test_what_is_set_reaches_the_core() -> None:
         placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
         erasure="reed-solomon", erasure_parameters={"k": 2},
+        prefill_routing="least_queued", decode_routing="same_prefix",
+        decode_routing_parameters={"fuller_max": 0.5}, colocation="never",
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
@@ -61,6 +63,8 @@ def test_what_is_set_reaches_the_core() -> None:
         placement="two_choices", placement_parameters={"load_grain_bytes": 4096},
         replication="observe", replication_parameters={"extra_max": 3},
         erasure="reed-solomon", erasure_parameters={"k": 2},
+        prefill_routing="least_queued", decode_routing="same_prefix",
+        decode_routing_parameters={"fuller_max": 0.5}, colocation="never",
     )  # fmt: skip
 
 

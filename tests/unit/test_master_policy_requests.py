@@ -40,6 +40,9 @@ KINDS = {
     "placement": set(registry.PLACEMENT),
     "replication": set(registry.REPLICATION),
     "erasure": set(registry.ERASURE),
+    "prefill_routing": set(registry.PREFILL_ROUTING),
+    "decode_routing": set(registry.DECODE_ROUTING),
+    "colocation": set(registry.COLOCATION),
 }
 
 
@@ -56,6 +59,9 @@ def test_all_kinds_are_told_as_they_are_configured() -> None:
         "placement": ("local_first", False),
         "replication": ("enforce", False),
         "erasure": ("off", False),
+        "prefill_routing": ("prefix_load", False),
+        "decode_routing": ("kv_aware", False),
+        "colocation": ("break_even", False),
     }
     assert told["eviction"].parameters["half_life_s"] == 600.0
     assert told["admission"].parameters == {"touches": 3}

@@ -21,7 +21,8 @@ class SetPolicy(Message, frozen=True, tag=75):
     """
 
     kind: str
-    """What it decides: eviction, admission (to drives), placement, replication or erasure."""
+    """What it decides: eviction, admission (to drives), placement, replication, erasure,
+    prefill_routing, decode_routing or colocation."""
     name: str
     parameters: dict[str, str]
 
