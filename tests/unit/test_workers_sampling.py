@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from workers.sampling import pick
+from workers.sampling import FEW_TOKENS, pick
 
 LOGITS = torch.tensor([0.5, 0.2, 0.25, 0.05]).log()
 
@@ -33,6 +33,12 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 )
 def test_only_the_most_likely_tokens_are_drawn(top_p: float, tokens: set[int]) -> None:
     assert set(draws(top_p=top_p)) == tokens
+
+
+def test_more_tokens_than_are_looked_at_first_may_be_kept() -> None:
+    flat = torch.zeros(4 * FEW_TOKENS)
+    drawn = {pick(flat, temperature=1.0, top_p=0.5, seed=3, position=i) for i in range(4000)}
+    assert FEW_TOKENS < len(drawn) <= 2 * FEW_TOKENS
 
 
 def test_a_low_temperature_prefers_the_most_likely_token() -> None:
