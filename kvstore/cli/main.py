@@ -24,6 +24,7 @@ from kvstore.cli import (
     relocation,
     replicas,
     standalone,
+    tickets,
     tier,
     trace,
 )
@@ -69,6 +70,7 @@ app.add_typer(tracing, name="trace")
 app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
 app.add_typer(replicas.app, name="replicas")
+app.add_typer(tickets.app, name="tickets")
 for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
 for shown in (relocation.drain, relocation.copy, relocation.move, relocation.rebalance):

@@ -81,3 +81,16 @@ def hex_ids(field: str, texts: Iterable[str]) -> bytes:
 def operator(master: str, cluster: str, secret_file: Path | None) -> Operator:
     """An operator's connection to a master."""
     return Operator(master, cluster_section(None, secret_file).secret(), cluster)
+
+
+def refuse_early_options(context: typer.Context) -> None:
+    """BadValue for an option of a connection before the sub-command, which has its own.
+
+    It would go to another pool than the one that is named here.
+    """
+    for option in ("master", "cluster", "secret_file"):
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            named = f"--{option.replace('_', '-')}"
+            want = f"it after {context.invoked_subcommand}"
+            raise BadValue(named, str(context.params[option]), want)

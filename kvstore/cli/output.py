@@ -7,6 +7,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import astuple
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.reads import SegmentStatus, Status, TierStatus, WorkerStatus
     from kvstore.wire.messages.relocation import RelocationRow
     from kvstore.wire.messages.replicas import ReplicaReport
+    from kvstore.wire.messages.tickets import TicketList
 
 PLAIN_WIDTH: Final = 160
 """Columns of output that is not for a terminal."""
@@ -242,6 +244,30 @@ def print_relocations(rows: Iterable[RelocationRow]) -> None:
         names = each.id, each.kind, each.source or "-", each.target or "-", pages, each.state
         table.add_row(*map(Text, (*names, done, left, rate, eta, f"{each.reason}{stuck}")))
     _console().print(table)
+
+
+def print_tickets(found: TicketList) -> None:
+    """Requests on their way, and who carries them out."""
+    headings = ">prompt", ">output", ">credit", ">staged", ">routes", ">age, s", ">left, s"
+    names = "request", "state", "prefill", "decode", *headings, "tenant", "model"
+    tickets = _table("", ">ticket", *names)
+    for each in found.rows:
+        *who, prompt, output, credit, staged, routes, age, left = astuple(each)
+        number, request, tenant, model, state, prefill, decode = map(str, who)
+        told = str(prompt), str(output), str(credit), size_text(staged), str(routes)
+        cells = number, request, state, prefill or "-", decode or "-", *told
+        tickets.add_row(*map(Text, (*cells, f"{age:.1f}", f"{left:.1f}", tenant, model)))
+    places = "worker", "tenant", "model", "revision", "role", "state", "host"
+    tokens = ">queued", ">used", ">capacity", ">running", ">at most"
+    workers = _table("inference workers, in tokens", *places, *tokens)
+    for worker in found.workers:
+        workers.add_row(*(Text(str(value)) for value in astuple(worker)))
+    console, listed = _console(), len(found.rows)
+    console.print(tickets)
+    shown = f", of which {listed} are shown" if listed < found.tickets else ""
+    budget = f"{size_text(found.staging_bytes)} of {size_text(found.staging_budget_bytes)}"
+    console.print(f"{found.tickets} tickets{shown}; staged: {budget}")
+    console.print(workers)
 
 
 def print_policies(found: PoliciesInForce) -> None:

@@ -8,8 +8,16 @@ import typer
 from msgspec.structs import asdict
 
 from kvstore.cli import output
-from kvstore.cli.options import MASTER, AsJson, Cluster, Master, SecretFile, hex_id, operator
-from kvstore.errors import BadValue
+from kvstore.cli.options import (
+    MASTER,
+    AsJson,
+    Cluster,
+    Master,
+    SecretFile,
+    hex_id,
+    operator,
+    refuse_early_options,
+)
 from kvstore.require import require_replicas
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.replicas import GetReplicas, RepairNow, ReplicaReport, SetReplicas
@@ -37,14 +45,7 @@ def before(
     if context.invoked_subcommand is None:
         show(context, master, cluster, secret_file)
         return
-    for option in ("master", "cluster", "secret_file"):
-        # The sub-command has its own, and would go to another pool than the one named here.
-        source = context.get_parameter_source(option)
-        if source is not None and source.name == "COMMANDLINE":
-            named = f"--{option.replace('_', '-')}"
-            raise BadValue(
-                named, str(context.params[option]), f"it after {context.invoked_subcommand}"
-            )
+    refuse_early_options(context)
 
 
 @app.command()
