@@ -194,7 +194,7 @@ def _is_plain_llama(model: PreTrainedModel) -> bool:
 
 
 def _is_exact(model: LlamaForCausalLM, form: Multiply, rows_max: int) -> bool:
-    """Compare the logits of rows of unequal lengths with those of each alone."""
+    """Compare the logits of rows of unequal lengths with those of each alone (E1)."""
     batched, single = Batched(model, form), OneByOne(model)
     alone = [single.hold(None) for _ in range(rows_max)]
     for length, cache in enumerate(alone, start=1):

@@ -79,7 +79,7 @@ def _chunks(
 
 @contextmanager
 def _undone_if_it_fails(cache: DynamicCache, tokens: int) -> Iterator[None]:
-    """Some layers have a chunk that failed, others do not: crop each by itself."""
+    """Some layers have a chunk that failed, others do not: crop each by itself (E4)."""
     try:
         yield
     except BaseException:

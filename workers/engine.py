@@ -200,7 +200,7 @@ class Engine(Generic[KV]):
         if request.room > self.capacity_tokens:
             want = f"at most {self.capacity_tokens} tokens with what is to be generated"
             raise BadValue("tokens", request.room, want)
-        if request.room > self.free_tokens or not self.free_rows:
+        if request.room > self.free_tokens or not self.free_rows:  # E2
             raise OutOfSpace(
                 f"{request.id} wants {request.room} tokens and a row; "
                 f"{self.free_tokens} tokens and {self.free_rows} rows are free"
@@ -212,7 +212,10 @@ class Engine(Generic[KV]):
         self._rows[request.id] = _Row(request, kv)
 
     def step(self) -> list[Generated]:
-        """One more token of every request whose prompt is complete; none where nothing runs."""
+        """One more token of every request whose prompt is complete; none where nothing runs.
+
+        What the model raises comes through, and the engine is of no use any more.
+        """
         generated = self._prefill()
         fresh = {one.request_id for one in generated}
         rows = [row for row in self._rows.values() if self._wanting(row) == 1]

@@ -1,6 +1,6 @@
 """The choice of the next token from a model's logits: the most likely one, or a draw.
 
-A draw depends on the request's seed and the token's position alone: a request that goes on in
+A draw depends on the request's seed and the token's position alone (E3): a request that goes on in
 another process, or beside other requests, draws the same.
 """
 
