@@ -123,13 +123,16 @@ def are_heard(core: Core, run: Run) -> bool:
 
     Nothing is to be let go for the sake of a copy whose worker may be dead, and not lost yet.
     """
-    since_s = core.now - BEATS_MISSED * core.tunables.heartbeat_interval_s
     readable = {copy.segment: None for copy in run.copies if copy.segment.readable}
-    readable.pop(core.stripes.place, None)
-    return all(
-        segment.session is not None and core.workers[segment.worker].heard_s >= since_s
-        for segment in readable
-    )
+    return all(is_heard(core, segment) for segment in readable)
+
+
+def is_heard(core: Core, segment: Segment) -> bool:
+    """Whether its worker was heard of lately; where stripes' parity counts, nobody has to be."""
+    if segment is core.stripes.place:
+        return True
+    since_s = core.now - BEATS_MISSED * core.tunables.heartbeat_interval_s
+    return segment.session is not None and core.workers[segment.worker].heard_s >= since_s
 
 
 def _plus(counts: bytes, more: bytes) -> bytes:

@@ -18,7 +18,7 @@ from master.segments import Segment
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _ONES: Final = tuple(b"\1" * count for count in range(limits.RUN_PAGES_MAX + 1))
 NEVER: Final = -1
@@ -217,9 +217,11 @@ class Run(msgspec.Struct, gc=False, eq=False):
             merged &= int.from_bytes(held, "little")
         return merged.to_bytes(len(self), "little")
 
-    def covered(self, segment: Segment) -> bytes:
+    def covered(
+        self, segment: Segment, counts: Callable[[Segment], bool] = lambda _: True
+    ) -> bytes:
         """One byte a page: 1 where no copy in `segment` is the last one of its part that can be
-        read and is to stay.
+        read, is to stay, and lies where it `counts`.
         """
         pages = len(self)
         bare = 0
@@ -227,7 +229,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
             if copy.segment is segment:
                 others = (c for c in self.copies_of(copy.part) if c.segment is not segment)
                 stay = (c for c in others if c.segment.readable and not c.segment.drained)
-                held = self.held_by(stay)
+                held = self.held_by(c for c in stay if counts(c.segment))
                 mine = int.from_bytes(copy.present(0, pages), "little")
                 bare |= mine & ~int.from_bytes(held, "little")
         return (int.from_bytes(_ONES[pages], "little") & ~bare).to_bytes(pages, "little")

@@ -2,7 +2,9 @@
 
 Samples of sealed extents stand for the whole pool (as good as a heap when each sample is walked to
 a leaf, and without its memory). Deterministic: the samples are a fixed sequence. Of pages that lie
-elsewhere too only the copy in the segment goes, children or not.
+elsewhere too only the copy in the segment goes, children or not. Where the others' workers are
+silent it is worth as much as a last one, and stays if it is pinned hard; else it may go, since so
+may a last one, and the others stay in the directory, for their workers may live.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
         run = _end(core, segment, tree, sample)
         if run is None or run in found or (has_pins and not _may_help(core, segment, run)):
             continue
-        is_last = has_pins and core.pins.is_soft(run) and not _covered_tail(run, segment)
+        is_last = has_pins and core.pins.is_soft(run) and not _safe_tail(core, run, segment)
         is_last = is_last or run.namespace == core.stripes.parity  # it goes with its pages
         lies_below = run.copies[0].segment.rank > segment.rank  # they are fastest first
         score = _score(core, run)
@@ -94,7 +96,7 @@ def find_victims(core: Core, segment: Segment, chunks: Sequence[Chunk]) -> list[
 
 def _may_help(core: Core, segment: Segment, run: Run) -> bool:
     """Whether the last page of `run` may leave the segment, or the pool."""
-    return not core.pins.is_hard(run) or bool(_covered_tail(run, segment))
+    return not core.pins.is_hard(run) or bool(_safe_tail(core, run, segment))
 
 
 def find_unsafe(core: Core, segment: Segment) -> list[Run]:
@@ -204,8 +206,32 @@ def _lies_in(run: Run, segment: Segment) -> bool:
 
 def _covered_tail(run: Run, segment: Segment) -> range:
     """The last of the pages that the segment has of this run, as far as they lie elsewhere too."""
+    return _tail(run, segment, run.covered(segment))
+
+
+def _safe_tail(core: Core, run: Run, segment: Segment) -> range:
+    """The same, as far as the others' workers are not silent."""
+    return _tail(run, segment, _safe(core, run, segment))
+
+
+def _tail(run: Run, segment: Segment, covered: bytes) -> range:
     end = run.held_by(c for c in run.copies if c.segment is segment).rfind(1) + 1
-    return range(run.covered(segment).rfind(0, 0, end) + 1, end)
+    return range(covered.rfind(0, 0, end) + 1, end)
+
+
+def _safe(core: Core, run: Run, segment: Segment) -> bytes:
+    """One byte a page: 1 where it is left when the segment lets it go and the silent are dead."""
+
+    def is_left(other: Segment) -> bool:
+        return other.worker == segment.worker or replica_counts.is_heard(core, other)
+
+    return run.covered(segment, is_left)
+
+
+def _may_leave(core: Core, run: Run, segment: Segment) -> bytes:
+    """One byte a page: 1 where what the segment has of it may go alone (I31)."""
+    covered, kept = run.covered(segment), core.pins.kept(run)
+    return _safe(core, run, segment)[:kept] + covered[kept:] if kept else covered
 
 
 def _worth(core: Core, run: Run, segment: Segment) -> int:
@@ -214,7 +240,7 @@ def _worth(core: Core, run: Run, segment: Segment) -> int:
     """
     if core.domains < 2 or len(run.copies) < 2:
         return Worth.LAST
-    covered = _covered_tail(run, segment)
+    covered = _safe_tail(core, run, segment)
     if not covered:
         return Worth.LAST
     here = run.held_by(copy for copy in run.copies if copy.segment is segment)
@@ -248,7 +274,7 @@ def evict_tail(core: Core, segment: Segment, run: Run, goal_bytes: int) -> int:
     here = [copy for copy in run.copies if copy.segment is segment]
     page_bytes = sum(size_class_of(copy.part_bytes) for copy in here) or 1
     pages = min(TAIL_PAGES_MAX, -(-goal_bytes // page_bytes))
-    covered = _covered_tail(run, segment)
+    covered = _tail(run, segment, _may_leave(core, run, segment))
     if covered:
         return _evict_copies(core, segment, run, covered[-pages:])
     if core.tree(run.namespace).has_children(run):
@@ -288,7 +314,8 @@ def _thin(core: Core, run: Run, left: int) -> None:
 
 def evict_copy(core: Core, segment: Segment, run: Run, page: int) -> bool:
     """Let go of this page's copies in the segment alone, if it lies elsewhere too and is idle."""
-    if not run.covered(segment)[page] or not _is_idle(core, core.tree(run.namespace), run):
+    may_leave = _may_leave(core, run, segment)[page]
+    if not may_leave or not _is_idle(core, core.tree(run.namespace), run):
         return False
     _evict_copies(core, segment, run, range(page, page + 1))
     return True

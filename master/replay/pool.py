@@ -369,6 +369,7 @@ def _tunables(setting: Setting) -> Tunables:
         cluster="replay",
         lease_ttl_s=setting.lease_ttl_s or limits.LEASE_TTL_S,
         page_ttl_s=setting.page_ttl_s,
+        heartbeat_interval_s=NEVER_S / 3,
         worker_lost_after_s=NEVER_S,
         watermark_high=setting.watermark_high,
         watermark_low=setting.watermark_low,

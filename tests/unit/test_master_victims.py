@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvstore.replica import ExtentState
+from kvstore.wire.messages.pins import PinPages
 from kvstore.wire.messages.puts import AbortPut, Sealed
 from master import victims
 from master.tunables import Tunables
 from policies.eviction.protocol import SAME_USE_S
 from tests.unit.master_rig import OpenedNamespace, Rig, chain
 from tests.unit.pools import PAGE, evict
+
+if TYPE_CHECKING:
+    from master.run import Run
+    from tests.unit.master_worker import FakeWorker
 
 
 def rig_with_pages(chains: int, eviction: str = "lrfu") -> tuple[Rig, OpenedNamespace]:
@@ -234,3 +241,60 @@ def test_replicas_that_are_not_the_last_go_before_the_last_ones_of_colder_pages(
     victims.evict_tail(core, segment, run, 4 * PAGE)
     assert run.thinned
     assert space.probe(cold + warm) == b"\1" * 8
+
+
+def silence(worker: FakeWorker) -> None:
+    """It misses some heartbeats, and is not lost yet."""
+    worker.beat = lambda: None  # type: ignore[method-assign]  # as if it were stopped
+    worker.rig.pass_time(1.5)
+
+
+def run_of(rig: Rig, keys: bytes) -> Run:
+    """The one run that these pages are, with two replicas."""
+    run = rig.master.core.tree(1).get(keys[:32])
+    assert run is not None
+    assert run.keys == keys
+    assert len(run.copies) == 2
+    return run
+
+
+def test_what_a_silent_worker_has_too_is_worth_as_much_as_a_last_one() -> None:
+    rig = Rig(Tunables(cluster="test", replicas=2))
+    rig.add_worker("w1")
+    silent = rig.add_worker("w2")
+    space = rig.open_namespace()
+    cold, warm = chain(0, 4), chain(1, 4)
+    space.put(cold)
+    rig.pass_time(2.0)
+    silent.leave()
+    rig.add_worker("w3")
+    space.put(warm)
+    rig.pass_time(1.0)
+    silent.join()
+    rig.pass_time(12.0)
+    assert {c.segment.worker for c in run_of(rig, cold).copies} == {"w1", "w2"}
+    assert {c.segment.worker for c in run_of(rig, warm).copies} == {"w1", "w3"}
+    segment = rig.master.core.segments["w1-dram"]
+    for want in (cold, warm):
+        found = victims.find_victims(rig.master.core, segment, segment.allocator.chunk_list)
+        assert found[0].keys == want
+        silence(silent)
+
+
+def test_a_hard_pin_keeps_the_last_copy_whose_worker_is_heard() -> None:
+    rig = Rig(Tunables(cluster="test", replicas=2))
+    rig.add_worker("w1")
+    silent = rig.add_worker("w2")
+    space = rig.open_namespace()
+    keys = chain(0, 4)
+    space.put(keys)
+    rig.pass_time(12.0)
+    rig.ask(rig.engine, PinPages(space.id, keys[: 3 * 32], "o", True, 60.0))
+    silence(silent)
+    core, run = rig.master.core, run_of(rig, keys)
+    segment = core.segments["w1-dram"]
+    assert victims.evict_tail(core, segment, run, 4 * PAGE) == PAGE, "behind the pinned ones"
+    assert [victims.evict_copy(core, segment, run, page) for page in range(3)] == [False] * 3
+    rig.pass_time(3.0)
+    assert rig.master.core.counters["workers_lost"] == 1
+    assert space.probe(keys) == b"\1" * 3 + bytes(1)
