@@ -90,7 +90,7 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     first = [core.tickets.find(number) for number in islice(fleet.waiting, LOOKED_AT_MAX)]
     tickets = [ticket for ticket in first if ticket is not None]
     policy = core.decode_routing.policy
-    wishes = [_wish(ticket) for ticket in tickets]
+    wishes = [_wish(ticket, _made_at(ticket)) for ticket in tickets]
     routed = 0
     for at in policy.order(wishes, core.now):
         if routed == most:
@@ -99,7 +99,13 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     return routed
 
 
-def _wish(ticket: Ticket, host: str = "", prefix_tokens: int = 0) -> Wish:
+def _made_at(ticket: Ticket) -> str:
+    """Host of who computed it: near enough to put tickets in order without looking up pages."""
+    worker = ticket.fleet.workers.get(ticket.prefill)
+    return "" if worker is None else worker.wish.host
+
+
+def _wish(ticket: Ticket, host: str, prefix_tokens: int = 0) -> Wish:
     wish = ticket.wish
     still = max(1, ticket.credit_tokens - ticket.kv_tokens)
     return Wish(
