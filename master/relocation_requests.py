@@ -94,10 +94,11 @@ def cancel_relocation(core: Core, caller: Caller, message: CancelRelocation) -> 
     if message.id not in core.relocations.open:
         core.reply(caller, Relocations((row(core, found),)))  # repeated
         return
+    was_done = found.state is RelocationState.DONE  # else it were no drain, and not open
     end(
         core,
         found,
-        RelocationState.CANCELLED,
+        RelocationState.UNDONE if was_done else RelocationState.CANCELLED,
         "as an operator wishes",
         then=lambda: core.reply(caller, Relocations((row(core, found),))),
     )

@@ -35,7 +35,7 @@ PATIENCE_S: Final = 60.0
 """So long may nobody lead before it is given up to follow."""
 SHARES_TOLD: Final = 10
 """Lines of a whole relocation, where nothing else changes."""
-ENDED: Final = frozenset({RelocationState.DONE, RelocationState.CANCELLED})
+ENDED: Final = frozenset(RelocationState) - {RelocationState.PLANNED, RelocationState.RUNNING}
 
 
 class Silent:
@@ -182,6 +182,6 @@ def _reason(row: RelocationRow) -> str:
 
 
 def _share(row: RelocationRow, total_bytes: int) -> float:
-    if row.state == RelocationState.DONE or not total_bytes:
+    if row.state in {RelocationState.DONE, RelocationState.UNDONE} or not total_bytes:
         return 1.0
     return (total_bytes - row.left_bytes) / total_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,7 +21,7 @@ from kvstore.cli.options import (
     hex_ids,
     operator,
 )
-from kvstore.errors import BadValue
+from kvstore.errors import BadValue, CallerError, error_from_wire
 from kvstore.exit_codes import ExitCode
 from kvstore.wire.messages.relocation import (
     CancelRelocation,
@@ -33,7 +34,7 @@ from kvstore.wire.messages.relocation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from kvstore.cli.operator import Operator
@@ -54,6 +55,16 @@ Tier = Annotated[
 Wait = Annotated[bool, typer.Option(help="Show progress until it is done.")]
 TimeoutS = Annotated[float, typer.Option(help="Seconds to wait; it goes on after them.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+WORDS: Final = {
+    RelocationKind.DRAIN: {"source": "WORKER"},
+    RelocationKind.COPY: {
+        "source": "--from", "target": "--to", "namespace": "NAMESPACE", "keys": "KEY",
+        "tier": "--tier",
+    },
+}  # fmt: skip
+"""What is written here for a field of StartRelocation; a move is written as a copy is."""
+ENDED_DRAINS: Final = (RelocationState.CANCELLED, RelocationState.UNDONE)
+"""One that is done goes on: its worker is kept empty."""
 ENDS_BY: Final = "kvharbor relocations --cancel {}"
 EXAMPLES: Final = {
     "drain": "Example: kvharbor drain worker-2 --yes --timeout-s 600 && stop worker-2",
@@ -217,7 +228,7 @@ def _carry_out(
     """Begin it, ask before that where there is a question, and follow it."""
     if not timeout_s >= 0:  # nor is it no number
         raise BadValue("--timeout-s", timeout_s, "0 or more seconds")
-    with connect() as asking:
+    with connect() as asking, _in_words_of(wish.kind):
         if question:
             _confirm(asking, wish, question)
         (row,) = asking.change(wish, Relocations).rows
@@ -237,6 +248,19 @@ def _carry_out(
         raise typer.Exit(ExitCode.FAILED)
 
 
+@contextmanager
+def _in_words_of(kind: str) -> Iterator[None]:
+    """Name what a master refuses as it was written on the command line."""
+    words = WORDS.get(RelocationKind.COPY if kind == RelocationKind.MOVE else RelocationKind(kind))
+    try:
+        yield
+    except CallerError as error:
+        field, colon, rest = str(error).partition(": ")
+        if not words or field not in words:
+            raise
+        raise error_from_wire(error.code, f"{words[field]}{colon}{rest}") from error
+
+
 def _confirm(asking: Operator, wish: StartRelocation, question: str) -> None:
     (planned,) = asking.ask(replace(wish, dry_run=True), Relocations).rows
     if planned.state == RelocationState.PLANNED:  # else it is under way
@@ -252,7 +276,7 @@ def _undrain(connect: Callable[[], Operator], worker: str, *, as_json: bool) -> 
         open_ones = [
             row
             for row in rows
-            if row.kind == RelocationKind.DRAIN and row.state != RelocationState.CANCELLED
+            if row.kind == RelocationKind.DRAIN and row.state not in ENDED_DRAINS
         ]
         drains = [row.id for row in open_ones if row.source == worker]
         if not drains:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kvstore.exit_codes import ExitCode
 from kvstore.rpc.identity import ListenerIdentity
+from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.relocation import RelocationRow, Relocations
 from tests.contract.cli_rig import ScriptedMaster, kvharbor, refused
 
@@ -69,6 +70,34 @@ def test_undrain_names_those_that_are_drained(master: str) -> None:
     assert json.loads(done.stdout)["kind"] == "drain"
     text = refused(ExitCode.USAGE, "undrain", "w9", "--master", master)
     assert text == "worker: got 'w9', want one that is drained: w[red]1"
+
+
+def test_a_worker_that_is_filled_again_is_not_drained() -> None:
+    rows = replace(ROW, state="undone"), replace(ROW, id="3-2", state="cancelled")
+    with ScriptedMaster(ListenerIdentity("c"), Relocations(rows)) as running:
+        text = refused(ExitCode.USAGE, "undrain", "w[red]1", "--master", running.address)
+    assert text == "worker: got 'w[red]1', want one that is drained: none"
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "word"),
+    [
+        (("drain", "w9", "--yes"), "source", "WORKER"),
+        (("copy", "--from", "w9", "--to", "w1"), "source", "--from"),
+        (("copy", "--to", "w9", NAMESPACE), "target", "--to"),
+        (("copy", "--to", "w1", NAMESPACE), "namespace", "NAMESPACE"),
+        (("move", "--to", "w1", "--from", "w2", "--yes", "--tier", "hbm"), "tier", "--tier"),
+        (("move", "--to", "w1", "--yes", NAMESPACE, NAMESPACE), "keys", "KEY"),
+        (("drain", "w9", "--yes"), "kind", "kind"),
+    ],
+)
+def test_what_a_master_refuses_is_named_as_it_was_written(
+    command: tuple[str, ...], field: str, word: str
+) -> None:
+    answer = Failure("bad_value", f"{field}: got 'x', want another: or none")
+    with ScriptedMaster(ListenerIdentity("c"), answer) as running:
+        text = refused(ExitCode.USAGE, *command, "--master", running.address)
+    assert text == f"{word}: got 'x', want another: or none"
 
 
 def test_it_is_not_waited_for_where_that_is_asked(busy: str) -> None:

@@ -53,7 +53,7 @@ def test_a_drained_worker_takes_nothing_until_the_drain_is_cancelled(rig: Rig) -
     operator = rig.open("operator", "", "kvharbor")
     reply = rig.ask(operator, CancelRelocation(row.id))
     assert isinstance(reply, Relocations)
-    assert reply.rows[0].state == "cancelled"
+    assert reply.rows[0].state == "undone", "it was done before"
     assert not any(key.startswith("relocations/") for key in rig.store)
     for number in range(6, 12):
         space.put(chain(number, 8))

@@ -33,6 +33,8 @@ class RelocationState(StrEnum):
     DONE = "done"
     """Of a drain: nothing is left on its worker, which is kept empty."""
     CANCELLED = "cancelled"
+    UNDONE = "undone"
+    """Of a drain that was done, and then cancelled: its worker is filled again."""
 
 
 class StartRelocation(Message, frozen=True, tag=144):
