@@ -137,7 +137,8 @@ def join_fleet(wish: wire.JoinFleet, *, timeout_s: float = TIMEOUT_S) -> Steps[M
 def beat(message: wire.FleetBeat, *, timeout_s: float = TIMEOUT_S) -> Steps[tuple[int, ...]]:
     """Say what runs here: tickets that are somebody else's by now, to be stopped at once.
 
-    Fenced when another life has the name, or this one was given up: join again.
+    Fenced when another life has the name, this one was given up, or a new master has not met it
+    yet: join again and go on, for the next beat tells what was lost.
     """
     reply = yield from ask(message, wire.FleetNoted, check_timeout(timeout_s))
     return reply.fenced
