@@ -52,6 +52,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "rich": CONSOLE,
     "sqlite3": ("kvstore/coordination/sqlite.py",),
     "torch": (
+        "benchmarks/batching.py",
         "kvstore/client/tensors.py",
         "kvstore/connectors/*",
         "kvstore/transfer/cuda.py",
