@@ -20,6 +20,7 @@ from kvstore.cli import (
     output,
     pins,
     places,
+    plan,
     policy,
     relocation,
     replicas,
@@ -77,6 +78,7 @@ for shown in (relocation.drain, relocation.copy, relocation.move, relocation.reb
     app.command(epilog=relocation.EXAMPLES[shown.__name__])(shown)
 app.command()(relocation.undrain)
 app.command()(relocation.relocations)
+app.command(epilog=plan.EXAMPLE)(plan.plan)
 
 
 @app.callback()
