@@ -23,7 +23,7 @@ from master.fleets import BOTH, Fleet, FleetWorker
 from master.reads import asked_namespace
 from master.ticket_changes import change, hold, require, require_ticket
 from master.tickets import Ticket, TicketEvent
-from policies.routing.protocol import Alone, Case, PrefillOffer, Wish
+from policies.routing.protocol import Alone, Case, Place, PrefillOffer, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,12 +48,14 @@ class Found(msgspec.Struct, frozen=True):
 
     pages: int
     tokens_by_host: Counter[str]
+    places: dict[str, Place]
+    """Of those hosts."""
 
     @property
-    def host(self) -> str:
-        """Where most of it lies; empty: nowhere."""
+    def place(self) -> Place:
+        """Where most of it lies."""
         most = self.tokens_by_host.most_common(1)
-        return most[0][0] if most else ""
+        return self.places[most[0][0]] if most else Place()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -90,17 +92,20 @@ def find(core: Core, known: KnownNamespace, keys: bytes) -> Found:
     """The leading pages that are readable, and the hosts that have them."""
     stretches = known.tree.leading(keys, core.version)
     by_host: Counter[str] = Counter()
+    places: dict[str, Place] = {}
     for stretch in stretches:
         tokens = stretch.count * known.namespace.layout.page_tokens
-        by_host.update(dict.fromkeys(_hosts(core, stretch), tokens))
-    return Found(sum(stretch.count for stretch in stretches), by_host)
+        here = {place.host: place for place in _places(core, stretch)}
+        by_host.update(dict.fromkeys(here, tokens))
+        places.update(here)
+    return Found(sum(stretch.count for stretch in stretches), by_host, places)
 
 
-def _hosts(core: Core, stretch: Stretch) -> Iterable[str]:
+def _places(core: Core, stretch: Stretch) -> Iterable[Place]:
     for copy in stretch.run.copies_of(0):
         worker = core.workers.get(copy.segment.worker)
         if worker is not None and copy.segment.readable:
-            yield worker.host
+            yield Place(worker.host, worker.rack, worker.zone)
 
 
 def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
@@ -281,7 +286,7 @@ def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     asked = Wish(
         wish.prompt_tokens, wish.new_tokens,
         wish.prompt_tokens * namespace.page_bytes // page_tokens, core.now,
-        core.now + wish.first_token_s, host=found.host, prefix_tokens=prefix,
+        core.now + wish.first_token_s, found.place, prefix_tokens=prefix,
         needs_adapter=bool(wish.adapter),
     )  # fmt: skip
     offers = [_offer(worker, found, wish.adapter) for worker in workers]

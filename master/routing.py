@@ -18,7 +18,7 @@ from master.fleet_membership import unroute
 from master.seconds import check_seconds
 from master.ticket_changes import change, require_ticket
 from master.tickets import ROUTES, Ticket, TicketEvent, Wait
-from policies.routing.protocol import DecodeOffer, Wish
+from policies.routing.protocol import DecodeOffer, Place, Wish
 
 if TYPE_CHECKING:
     from master.admitting import Found
@@ -90,7 +90,7 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     first = [core.tickets.find(number) for number in islice(fleet.waiting, LOOKED_AT_MAX)]
     tickets = [ticket for ticket in first if ticket is not None]
     policy = core.decode_routing.policy
-    wishes = [_wish(ticket, _made_at(ticket)) for ticket in tickets]
+    wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
     routed = 0
     for at in policy.order(wishes, core.now):
         if routed == most:
@@ -99,18 +99,20 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     return routed
 
 
-def _made_at(ticket: Ticket) -> str:
-    """Host of who computed it: near enough to put tickets in order without looking up pages."""
+def _maker(ticket: Ticket) -> Place:
+    """Who computed it: near enough to put tickets in order without looking up pages."""
     worker = ticket.fleet.workers.get(ticket.prefill)
-    return "" if worker is None else worker.wish.host
+    if worker is None:
+        return Place()
+    return Place(worker.wish.host, worker.wish.rack, worker.wish.zone)
 
 
-def _wish(ticket: Ticket, host: str, prefix_tokens: int = 0) -> Wish:
+def _wish(ticket: Ticket, place: Place, prefix_tokens: int = 0) -> Wish:
     wish = ticket.wish
     still = max(1, ticket.credit_tokens - ticket.kv_tokens)
     return Wish(
         ticket.kv_tokens, still, ticket.kv_bytes, ticket.ready_s,
-        ticket.opened_s + wish.first_token_s, host=host, prefix_tokens=prefix_tokens,
+        ticket.opened_s + wish.first_token_s, place, prefix_tokens=prefix_tokens,
         needs_adapter=bool(wish.adapter),
     )  # fmt: skip
 
@@ -122,14 +124,14 @@ def _route(core: Core, ticket: Ticket) -> bool:
         return False
     found = find(core, ticket.known, ticket.keys)
     prefix_tokens = found.pages * ticket.known.namespace.layout.page_tokens
-    wish = _wish(ticket, found.host, prefix_tokens)
-    source_bytes = core.tickets.source_bytes[found.host]
+    wish = _wish(ticket, found.place, prefix_tokens)
+    source_bytes = core.tickets.source_bytes[wish.place.host]
     offers = [_offer(ticket, worker, found, source_bytes) for worker in workers]
     at = core.decode_routing.policy.choose(wish, offers, core.now)
     if at is None:
         return False
     route = core.tickets.new_number()
-    place = {"slot": workers[at], "host": found.host, "credit_tokens": _credit(ticket)}
+    place = {"slot": workers[at], "host": wish.place.host, "credit_tokens": _credit(ticket)}
     change(core, ticket, TicketEvent.ROUTED, route=route, routes=ticket.routes + 1, **place)
     if ticket.wait is not None:
         _answer(core, ticket.wait, route)

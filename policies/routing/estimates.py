@@ -17,11 +17,14 @@ UNMEASURED_LINK_BYTES_PER_S: Final = 1e9
 
 def distance(wish: Wish, offer: PrefillOffer | DecodeOffer) -> int:
     """From most of the pages: 0 on their host, 1 in their rack, 2 in their zone, 3 elsewhere."""
-    if offer.host == wish.host:
+    place = wish.place
+    if offer.host == place.host:
         return 0
-    if (offer.zone, offer.rack) == (wish.zone, wish.rack):
+    if offer.zone != place.zone:
+        return 3
+    if place.rack and offer.rack == place.rack:
         return 1
-    return 2 if offer.zone == wish.zone else 3
+    return 2 if place.zone else 3
 
 
 def load_with(wish: Wish, offer: DecodeOffer) -> float:

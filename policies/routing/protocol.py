@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from policies.parameters import Parameters
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where something is; empty: not known, and then of a rack or zone of its own."""
+
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+
+
 class Wish(msgspec.Struct, frozen=True, gc=False):
     """A request that wants a worker. Times are those of the pool."""
 
@@ -31,10 +39,8 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
     """When its prefill had finished; before that: when it was opened."""
     deadline_s: float
     """When its first token should be out."""
-    host: str = ""
+    place: Place = Place()
     """Where most of its pages lie; empty: nowhere yet."""
-    rack: str = ""
-    zone: str = ""
     prefix_tokens: int = 0
     """Of `tokens`, those whose KV the pool has, anywhere."""
     needs_adapter: bool = False

@@ -33,8 +33,8 @@ class TransferBalance(DecodePolicy):
         turns: dict[int, int] = {}
         for at in in_turn(wishes):
             wish = wishes[at]
-            turns[at] = ahead.get(wish.host, 0)
-            ahead[wish.host] = turns[at] + wish.bytes_total
+            turns[at] = ahead.get(wish.place.host, 0)
+            ahead[wish.place.host] = turns[at] + wish.bytes_total
         return sorted(turns, key=turns.__getitem__)
 
     def choose(self, wish: Wish, offers: Sequence[DecodeOffer], now_s: float) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from policies.routing.protocol import DecodeOffer, DecodePolicy, Wish
+from policies.routing.protocol import DecodeOffer, DecodePolicy, Place, Wish
 
 if TYPE_CHECKING:
     from random import Random
@@ -122,10 +122,10 @@ class Fleet:
             DecodeOffer(
                 worker.name, worker.host, "r", "z", worker.free_tokens(), CAPACITY_TOKENS,
                 len(worker.running), BATCH_MAX, worker.step_s * (1 + worker.load()),
-                prefix_tokens=wish.tokens if worker.host == wish.host else 0,
+                prefix_tokens=wish.tokens if worker.host == wish.place.host else 0,
                 same_prefix=sum(r.request.prefix == request.prefix for r in worker.running),
                 link_bytes=worker.port.ahead_bytes(now_s), link_bytes_per_s=LINK_BYTES_PER_S,
-                source_link_bytes=self.sources[wish.host].ahead_bytes(now_s),
+                source_link_bytes=self.sources[wish.place.host].ahead_bytes(now_s),
             )
             for worker in self.workers
             if worker.free_tokens() >= wish.tokens + wish.new_tokens
@@ -135,8 +135,8 @@ class Fleet:
     def _place(self, request: Request, offer: DecodeOffer) -> Served:
         worker = next(each for each in self.workers if each.name == offer.worker)
         wish, there_s = request.wish, self.now_s
-        if worker.host != wish.host:
-            ports = worker.port, self.sources[wish.host]
+        if worker.host != wish.place.host:
+            ports = worker.port, self.sources[wish.place.host]
             there_s = max(there_s, *(port.free_s for port in ports))
             there_s += wish.bytes_total / LINK_BYTES_PER_S
             for port in ports:
@@ -161,7 +161,7 @@ def requests(dice: Random, count: int, per_s: float) -> list[Request]:
         new_tokens = min(2000, 10 + int(dice.expovariate(1 / 150)))
         wish = Wish(
             tokens, new_tokens, tokens * TOKEN_BYTES, ready_s, ready_s + dice.uniform(0.5, 4.0),
-            f"h{host}", "r", "z",
+            Place(f"h{host}", "r", "z"),
         )  # fmt: skip
         found.append(Request(wish, dice.randrange(5)))
     return found

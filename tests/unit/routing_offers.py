@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from policies.routing.protocol import DecodeOffer, PrefillOffer, Wish
+from policies.routing.protocol import DecodeOffer, Place, PrefillOffer, Wish
 
 TOKEN_BYTES = 1000
 STEP_S = 0.02
@@ -13,7 +13,7 @@ LINK_BYTES_PER_S = 1e6
 
 WISH = Wish(
     tokens=1000, new_tokens=100, bytes_total=1000 * TOKEN_BYTES, ready_s=10.0, deadline_s=20.0,
-    host="h0", rack="r0", zone="z0",
+    place=Place("h0", "r0", "z0"),
 )  # fmt: skip
 DECODE = DecodeOffer(
     worker="d0", host="h1", rack="r1", zone="z1", free_tokens=100_000, capacity_tokens=100_000,

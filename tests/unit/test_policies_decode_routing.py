@@ -17,7 +17,7 @@ from policies.parameters import Parameters
 from policies.routing.deadline_aware import DeadlineAware, DeadlineAwareParameters
 from policies.routing.kv_aware import KvAware, KvAwareParameters, times_s
 from policies.routing.least_loaded import LeastLoaded
-from policies.routing.protocol import DecodeOffer, DecodePolicy
+from policies.routing.protocol import DecodeOffer, DecodePolicy, Place
 from policies.routing.same_prefix import SamePrefix
 from policies.routing.shortest_first import ShortestFirst, ShortestFirstParameters
 from policies.routing.transfer_balance import TransferBalance
@@ -37,7 +37,8 @@ WISHES = st.lists(
     st.builds(
         wish,
         ready_s=st.floats(0, 60), deadline_s=st.floats(0, 60), new_tokens=st.integers(1, 5000),
-        bytes_total=st.integers(1, 10**9), host=st.sampled_from(["h0", "h1", "h2"]),
+        bytes_total=st.integers(1, 10**9),
+        place=st.builds(Place, st.sampled_from(["h0", "h1", "h2"])),
     ),
     max_size=12,
 )  # fmt: skip
@@ -180,7 +181,7 @@ def test_who_was_ready_first_is_first_whatever_its_host_has_to_send(
     ready = [wishes[at].ready_s for at in order]
     assert ready[:1] == sorted(ready)[:1]
     for host in ("h0", "h1", "h2"):
-        own = [wishes[at].ready_s for at in order if wishes[at].host == host]
+        own = [wishes[at].ready_s for at in order if wishes[at].place.host == host]
         assert own == sorted(own)
 
 
@@ -190,7 +191,8 @@ def _pairs(values: list[float]) -> list[tuple[float, float]]:
 
 
 def test_hosts_send_in_turns() -> None:
-    wishes = [wish(ready_s=at, host=host) for at, host in enumerate(["h0", "h0", "h0", "h1"])]
+    hosts = ["h0", "h0", "h0", "h1"]
+    wishes = [wish(ready_s=at, place=Place(host)) for at, host in enumerate(hosts)]
     assert TransferBalance().order(wishes, NOW_S) == [0, 3, 1, 2]
 
 

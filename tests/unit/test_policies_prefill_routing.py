@@ -14,7 +14,7 @@ from kvstore.errors import BadValue
 from policies import registry
 from policies.routing.least_queued import LeastQueued
 from policies.routing.prefix_load import PrefixLoad, times_s
-from policies.routing.protocol import PrefillOffer
+from policies.routing.protocol import Place, PrefillOffer
 from tests.unit.routing_offers import prefill, wish
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def test_of_equal_ones_the_nearest_then_by_name() -> None:
     assert PrefixLoad().choose(wish(), [prefill("b"), prefill("a"), prefill("c")]) == 1
     other_rack = prefill("a", rack="r0", zone="z9")
     assert PrefixLoad().choose(wish(), [other_rack, offers[2]]) == 1, "racks of a zone"
+    unknown = wish(place=Place("h0"))
+    apart = [prefill("b", rack="", zone=""), prefill("a", rack="", zone="z1")]
+    assert PrefixLoad().choose(unknown, apart) == 1, "unknown ones are not near each other"
 
 
 def test_what_has_not_measured_counts_as_the_fastest() -> None:
