@@ -37,7 +37,7 @@ POOL_PAGE_BYTES: Final = 1 * MIB
 SPACE_TARGET: Final = 0.55
 """Of three replicas, which survive as many hosts as m = 2: a half, and records."""
 SLOWER_TARGET: Final = 6.0
-"""Times a plain read: k shards come one after the other, and are decoded."""
+"""Times a plain read: k shards come, as many bytes each as the page has, and are decoded."""
 
 
 class Stripes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import mmap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
 
 ROOM_BYTES_MAX: Final = 64 * limits.MIB
 """Of shards at once, or those of one page."""
+THREADS_MAX: Final = 8
+"""Of one call, each of which reads from another worker."""
 
 
 class DegradedReads:
     """`Transport.read` of spans with stripes. Thread-safe if what it is made of is."""
 
     def __init__(self, read: ReadShards, rank: Rank) -> None:
-        """Shards come by `read`, those in well ranked segments first."""
+        """Shards come by `read`, in any thread, those in well ranked segments first."""
         self._read = read
         self._rank = rank
 
@@ -62,10 +66,28 @@ class DegradedReads:
             wanted = gathering.next_round()
             if not wanted:
                 break
-            for (segment, _), some in wanted.items():
-                span = _span(segments[segment], part_bytes, some)
-                gathering.came(some, self._read(span, gathering.room, left_s))
+            spans = [_span(segments[at], part_bytes, some) for (at, _), some in wanted.items()]
+            came = self._read_at_once(spans, gathering.room, left_s)
+            for some, outcomes in zip(wanted.values(), came, strict=True):
+                gathering.came(some, outcomes)
         return gathering
+
+    def _read_at_once(
+        self, spans: Sequence[ReadSpan], room: Memory, timeout_s: float
+    ) -> list[bytes]:
+        """Each in a thread, for they lie with different workers, as far as the system has threads.
+
+        Those go with the call: it is seldom, and what a thread costs is little beside a page.
+        """
+
+        def read(span: ReadSpan) -> bytes:
+            return self._read(span, room, timeout_s)
+
+        if len(spans) > 1:
+            pool = ThreadPoolExecutor(min(len(spans), THREADS_MAX), "kvharbor-shards")
+            with suppress(RuntimeError), pool:  # so Python says that there are no more threads
+                return list(pool.map(read, spans))
+        return [read(span) for span in spans]
 
     def _read_some(self, span: ReadSpan, into: Memory, deadline_s: float) -> bytes:
         left_s = max(0.0, deadline_s - time.monotonic())

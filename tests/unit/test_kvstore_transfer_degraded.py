@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import combinations
+from threading import Barrier, Thread
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -13,6 +15,9 @@ from kvstore.transfer.memory import Memory
 from kvstore.wire.messages.common import Outcome, SegmentRef
 from kvstore.wire.messages.stripes import StripedPage
 from tests.unit.stripe_shards import PART_BYTES, Stripes
+
+if TYPE_CHECKING:
+    from kvstore.transfer.transport import ReadSpan
 
 PLACES = (PART_BYTES, 3 * PART_BYTES)
 CODES = [(4, 2), (2, 1), (1, 1)]
@@ -62,7 +67,7 @@ def test_one_shard_more_and_it_is_a_miss_that_leaves_zeros(k: int, m: int) -> No
 def test_no_more_is_read_than_is_needed_and_pages_share_a_read() -> None:
     stripes = Stripes(4, 2, 2)
     read(stripes)
-    assert stripes.reads == ["s1", "s2", "s3", "s4"]
+    assert sorted(stripes.reads) == ["s1", "s2", "s3", "s4"]
 
 
 def test_places_of_other_pages_are_left_alone() -> None:
@@ -76,7 +81,8 @@ def test_a_damaged_shard_is_replaced_by_another() -> None:
     outcomes, into = read(stripes)
     assert outcomes == bytes(2)
     assert is_right(stripes, 0, into)
-    assert stripes.reads == ["s1", "s2", "s3", "s4", "s5"]
+    assert sorted(stripes.reads[:4]) == ["s1", "s2", "s3", "s4"]
+    assert stripes.reads[4:] == ["s5"]
 
 
 def test_near_shards_are_read_first_and_those_without_a_way_never() -> None:
@@ -89,7 +95,7 @@ def test_near_shards_are_read_first_and_those_without_a_way_never() -> None:
 
     memory = Memory.of("into", bytearray(4 * PART_BYTES), writable=True)
     assert DegradedReads(stripes.read, rank).read(stripes.span(0, PLACES), memory, 9) == bytes(2)
-    assert stripes.reads == ["s5", "s3", "s4", "s1"]
+    assert sorted(stripes.reads) == ["s1", "s3", "s4", "s5"]
 
 
 def test_shards_of_two_stripes_are_never_taken_for_the_page() -> None:
@@ -106,6 +112,37 @@ def test_shards_of_two_stripes_are_never_taken_for_the_page() -> None:
     memory = Memory.of("into", into, writable=True)
     assert reads.read(span, memory, 9.0) == bytes([Outcome.CHECKSUM])
     assert not any(into[PLACES[0] : PLACES[0] + PART_BYTES])
+
+
+def test_shards_come_at_once_from_all_who_have_them() -> None:
+    stripes, meeting = Stripes(4, 2, 2), Barrier(4)
+
+    def read_with_the_others(span: ReadSpan, into: Memory, timeout_s: float) -> bytes:
+        meeting.wait(60.0)
+        return stripes.read(span, into, timeout_s)
+
+    into = bytearray(4 * PART_BYTES)
+    memory = Memory.of("into", into, writable=True)
+    reads = DegradedReads(read_with_the_others, stripes.rank)
+    assert reads.read(stripes.span(0, PLACES), memory, 9.0) == bytes(2)
+    assert is_right(stripes, 0, into)
+
+
+def test_without_threads_they_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = Thread.start
+
+    def refuse_the_third(self: Thread) -> None:
+        started.append(self)
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(Thread, "start", refuse_the_third)
+    stripes = Stripes(4, 2, 2)
+    outcomes, into = read(stripes)
+    assert outcomes == bytes(2)
+    assert is_right(stripes, 0, into)
 
 
 def test_no_time_is_a_miss_and_asks_nobody() -> None:
