@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore import limits
-from kvstore.errors import BadValue, OutOfSpace, Throttled
+from kvstore.errors import BadValue, OutOfSpace
 from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
 from kvstore.require import require_text
@@ -43,6 +43,15 @@ UNMEASURED_STEP_S: Final = 0.03
 UNMEASURED_BYTES_PER_S: Final = 1e9
 
 
+class Refused(Exception):
+    """Not now; `answer` says when."""
+
+    def __init__(self, answer: wire.Throttled) -> None:
+        """With what the caller is told."""
+        super().__init__(answer.text)
+        self.answer = answer
+
+
 class Found(msgspec.Struct, frozen=True):
     """What the pool has of a prompt."""
 
@@ -64,8 +73,8 @@ class Asked(msgspec.Struct, frozen=True):
     wish: wire.OpenTicket
     found: Found
     credit_tokens: int
-    failures: int = 0
-    """Prefill workers that have failed it since it was opened."""
+    failures: int
+    """Workers that have failed it."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -125,8 +134,8 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
         if fleet is None:
             raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no inference worker joined")
         ticket = _admit(core, fleet, message, found)
-    except Throttled as refusal:
-        throttle(core, caller, refusal)
+    except Refused as refusal:
+        _answer_refused(core, caller, refusal)
         return
     book.add(ticket)
     hold(core, ticket)
@@ -173,19 +182,19 @@ def _check_keys(known: KnownNamespace, message: wire.OpenTicket) -> None:
         raise BadValue("keys", len(message.keys) // KEY_BYTES, want)
 
 
-def throttle(core: Core, caller: Caller, refusal: Throttled) -> None:
-    """Answer Throttled; why is counted."""
-    core.counters[f"throttled_{refusal.reason}"] += 1
-    answer = wire.Throttled(refusal.retry_after_s, refusal.reason, str(refusal))
-    core.reply(caller, answer)
+def _answer_refused(core: Core, caller: Caller, refusal: Refused) -> None:
+    """Throttled; why is counted."""
+    core.counters[f"throttled_{refusal.answer.reason}"] += 1
+    core.reply(caller, refusal.answer)
 
 
-def _throttled(after_s: float, reason: str, text: str) -> Throttled:
-    return Throttled(round(min(max(after_s, RETRY_MIN_S), RETRY_MAX_S), 3), reason, text)
+def _throttled(after_s: float, reason: str, text: str) -> Refused:
+    bounded_s = round(min(max(after_s, RETRY_MIN_S), RETRY_MAX_S), 3)
+    return Refused(wire.Throttled(bounded_s, reason, text))
 
 
 def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket, found: Found) -> Ticket:
-    """A ticket that takes what it needs; Throttled where there is not enough now."""
+    """A ticket that takes what it needs; Refused where there is not enough now."""
     credit_tokens = wish.prompt_tokens + wish.new_tokens
     _check_credit(core, fleet, wish, credit_tokens)
     deadline_s = core.now + min(wish.deadline_s, limits.TICKET_S_MAX)
@@ -193,7 +202,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket, found: Found) -> Tic
         core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
         keys=wish.keys, ready_s=core.now,
     )  # fmt: skip
-    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
+    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens, len(wish.avoid)))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
     ticket.staged_bytes = _staged(ticket, choice, found)
@@ -222,7 +231,10 @@ def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) 
     workers = fleet.decoders()
     if not workers:
         raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no decode worker is live")
-    largest = max(worker.wish.capacity_tokens for worker in workers)
+    largest = max(worker.wish.capacity_tokens for worker in fleet.workers.values())
+    if tokens > largest and core.now < core.started_s + limits.TICKET_GRACE_S:
+        text = f"{largest} KV tokens are the most that fit a worker which has joined so far"
+        raise _throttled(limits.TICKET_GRACE_S, "no_decode", text)
     if tokens > largest:
         want = f"at most {largest - wish.prompt_tokens}: the largest decode worker has {largest}"
         raise BadValue("new_tokens", wish.new_tokens, want)
@@ -277,7 +289,7 @@ def _check_migration(fleet: Fleet, ticket: Ticket) -> None:
 
 
 def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
-    """A prefill worker, and whether it runs all of it. Throttled: there is none."""
+    """A prefill worker, and whether it runs all of it. Refused: there is none."""
     wish, found = case.wish, case.found
     workers = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
     namespace = fleet.known.namespace
@@ -337,9 +349,9 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
     try:
         asked = Asked(wish, found, ticket.credit_tokens, len(avoid))
         choice = _choose_prefill(core, ticket.fleet, asked)
-    except Throttled as refusal:
+    except Refused as refusal:
         change(core, ticket, TicketEvent.CANCELLED)
-        throttle(core, caller, refusal)
+        _answer_refused(core, caller, refusal)
         return
     fields = choice.fields() | {"staged_bytes": _staged(ticket, choice, found), "wish": wish}
     change(core, ticket, TicketEvent.PREFILL_FAILED, **fields)

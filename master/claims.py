@@ -58,7 +58,7 @@ def ticket_installed(core: Core, caller: Caller, message: TicketInstalled) -> No
     _require_claim(ticket, message.token)
     if ticket.state is not TicketState.INSTALLED:
         require(ticket, TicketEvent.INSTALLED)
-        change(core, ticket, TicketEvent.INSTALLED, tail=None)
+        change(core, ticket, TicketEvent.INSTALLED, tail=None, is_confirmed=True)
     core.reply(caller, Done())
 
 

@@ -47,8 +47,11 @@ def join_fleet(core: Core, caller: Caller, message: JoinFleet) -> None:
     known = own_namespace(core, caller, message.namespace)
     _check_wish(message)
     fleets, owner = core.tickets.fleets, caller.session.owner.key
+    found = fleets.find(known)
+    worker = None if found is None else found.workers.get(message.worker)
+    if worker is None:
+        fleets.require_room()
     fleet = fleets.of(known)
-    worker = fleet.workers.get(message.worker)
     if worker is None or worker.owner not in {None, owner}:
         life = core.tickets.new_number()
         joined = FleetWorker(message.worker, fleet, life, owner, message, core.now)
@@ -129,14 +132,14 @@ def _check_beat(message: FleetBeat) -> None:
 
 def grow(core: Core, ticket: Ticket, tokens: int) -> None:
     """It holds so many tokens: credit that was too small is what they are (predictions err)."""
-    ticket.missed = 0
+    ticket.missed, ticket.is_confirmed = 0, ticket.state is TicketState.INSTALLED
     if tokens > ticket.credit_tokens:
         change(core, ticket, TicketEvent.GROWN, credit_tokens=tokens)
 
 
 def in_grace(core: Core, number: int) -> bool:
     """Whether an earlier master gave out this number and somebody may still present it."""
-    is_earlier = number >> 32 < core.epoch
+    is_earlier = 0 < number >> 32 < core.epoch
     return is_earlier and core.now < core.started_s + limits.TICKET_GRACE_S
 
 
@@ -150,7 +153,7 @@ def _end_missing(core: Core, worker: FleetWorker, named: set[int]) -> None:
         ticket.missed += 1
         if ticket.missed < MISSED_MAX:
             continue
-        if ticket.state is TicketState.INSTALLED:
+        if ticket.is_confirmed:
             change(core, ticket, TicketEvent.FINISHED)
         else:
             unroute(core, ticket)
@@ -189,5 +192,5 @@ def unroute(
     """Whoever has it has it no longer (I40); it waits for another, without a new prefill."""
     assert ticket.slot is not None, ticket.id
     failed = (*ticket.failed, ticket.slot.name)[-FAILED_MAX:]
-    values = {"slot": None, "token": 0, "missed": 0, "ready_s": core.now, "failed": failed}
-    change(core, ticket, event, **values, **more)
+    values = {"slot": None, "token": 0, "is_confirmed": False, "failed": failed}
+    change(core, ticket, event, missed=0, ready_s=core.now, **values, **more)

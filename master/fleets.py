@@ -137,10 +137,13 @@ class Fleets:
             raise Fenced(f"inference worker {name}: life {life} is over, join again")
         return worker
 
-    def add(self, worker: FleetWorker) -> None:
-        """Take in a worker, or one that is expected; OutOfSpace where there are too many (I7)."""
-        if sum(len(fleet.workers) for fleet in self) >= limits.FLEET_WORKERS_MAX:
+    def require_room(self) -> None:
+        """OutOfSpace where one more worker would be too many (I7)."""
+        if len(self.silence) >= limits.FLEET_WORKERS_MAX:
             raise OutOfSpace(f"{limits.FLEET_WORKERS_MAX} inference workers have joined")
+
+    def add(self, worker: FleetWorker) -> None:
+        """Take in a worker, or one that is expected."""
         worker.fleet.workers[worker.name] = worker
         self.heard(worker, worker.heard_s)
 

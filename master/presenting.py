@@ -44,6 +44,7 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
     wish = structs.replace(wish, keys=message.keys[: pages * KEY_BYTES])
     if _is_new(core, known.namespace.content.tenant, message):
         core.tickets.require_room()
+        core.tickets.fleets.require_room()
         _take_in(core, known, wish, message)
     core.reply(caller, Done())
 

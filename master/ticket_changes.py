@@ -69,10 +69,8 @@ def hold(core: Core, ticket: Ticket) -> None:
 def _remove_tail(core: Core, known: KnownNamespace, key: bytes) -> None:
     """Nobody will ask for it; where it is being put, or not found, its TTL ends it."""
     run = known.tree.get(key)
-    if run is None or run.plans or known.tree.has_children(run):
-        return
-    page = run.page_of(key)
-    retire_pages(core, known.tree, run, page, len(run) - page)
+    if run is not None and not run.plans:
+        retire_pages(core, known.tree, run, run.page_of(key), 1)
 
 
 def require_ticket(core: Core, caller: Caller, ticket: int) -> Ticket:

@@ -146,6 +146,8 @@ class Ticket(msgspec.Struct, eq=False):
     ready_s: float = 0.0
     failed: tuple[str, ...] = ()
     """Decode workers that did not do it: others are preferred."""
+    is_confirmed: bool = False
+    """Whether its decode worker itself has told this master that it holds its KV."""
     missed: int = 0
     """Beats in a row that should have named it and did not."""
     wait: Wait | None = None

@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.replica import EXTENT_TRANSITIONS
 from master.leadership import LEADERSHIP_TRANSITIONS
+from master.tickets import TICKET_TRANSITIONS
 from tests.simulation import leader_mutants, mutants
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def drawn(table: Mapping[tuple[State, Event], State]) -> str:
 DIAGRAMS: Final = {
     "extent states": drawn(EXTENT_TRANSITIONS),
     "leadership": drawn(LEADERSHIP_TRANSITIONS),
+    "ticket states": drawn(TICKET_TRANSITIONS),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
 
 ENDS = set(TicketState) - set(LIVE)
-SAYS = "<!-- ticket states -->", "<!-- /ticket states -->"
 
 
 def at_state(fleet: Fleet, state: TicketState) -> int:
@@ -58,17 +56,6 @@ def test_every_state_is_reached_and_every_event_happens() -> None:
     assert set(TICKET_TRANSITIONS.values()) | {TicketState.OPENED} == set(TicketState)
     assert {event for _, event in TICKET_TRANSITIONS} == set(TicketEvent)
     assert not ENDS & {state for state, _ in TICKET_TRANSITIONS}
-
-
-def test_the_document_draws_the_table() -> None:
-    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
-    drawn = text.split(SAYS[0])[1].split(SAYS[1])[0]
-    rows = {line.strip() for line in drawn.splitlines() if " --> " in line}
-    want = {"[*] --> OPENED"} | {
-        f"{before.name} --> {after.name}: {event}"
-        for (before, event), after in TICKET_TRANSITIONS.items()
-    }
-    assert rows == want
 
 
 def test_a_request_passes_from_prefill_to_decode() -> None:

@@ -1,0 +1,152 @@
+"""Claims: one counts, every other is fenced; shedding, re-routes, strangers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvstore.wire.messages import tickets as wire
+from kvstore.wire.messages.hello import Done
+from master.tickets import TicketState
+from tests.unit.master_rig import chain, failure
+from tests.unit.ticket_rig import Fleet
+
+
+def refusal(fleet: Fleet, message: object) -> str:
+    """The code of the failure that answers it."""
+    return failure(fleet.rig.ask(fleet.rig.engine, message)).code  # type: ignore[arg-type]
+
+
+def test_a_failed_route_is_fenced_and_another_worker_chosen() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    fleet.join("d2")
+    ticket, claimed, first = fleet.install()
+    route = fleet.ticket(ticket).route
+    again = fleet.route(ticket, above=route)
+    assert again.route > route
+    assert again.decode != first
+    old = claimed.token
+    for message in (
+        wire.TicketInstalled(ticket, old),
+        wire.FinishTicket(ticket, old),
+        wire.ShedTicket(ticket, old, chain(1, 2), b"", b"", 0, (7, 8)),
+        wire.ClaimTicket(ticket, route, first, fleet.lives[first]),
+    ):
+        assert refusal(fleet, message) == "fenced", message
+    taken = fleet.claim(ticket, again)
+    assert taken.token > old
+    assert fleet.beat(first, (ticket, old, 300)) == (ticket,)
+    fleet.ask(wire.TicketInstalled(ticket, taken.token), Done)
+    assert refusal(fleet, wire.FinishTicket(ticket, taken.token + 1)) == "fenced"
+    assert refusal(fleet, wire.FinishTicket(ticket, 0)) == "fenced"
+    fleet.ask(wire.FinishTicket(ticket, taken.token), Done)
+    fleet.assert_nothing_held()
+
+
+def test_where_nobody_else_is_the_same_worker_gets_another_try() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket = fleet.stage().ticket
+    route = fleet.route(ticket)
+    assert fleet.route(ticket, above=route.route).decode == route.decode
+
+
+def test_strangers_claim_nothing() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket = fleet.stage().ticket
+    route = fleet.route(ticket)
+    fleet.join("d2")
+    claim = wire.ClaimTicket(ticket, route.route, "d2", fleet.lives["d2"])
+    assert refusal(fleet, claim) == "access_denied"
+    unknown = msgspec.structs.replace(claim, worker="d9")
+    assert refusal(fleet, unknown) == "fenced"
+    wrong_life = wire.ClaimTicket(ticket, route.route, "d1", fleet.lives["d1"] - 1)
+    assert refusal(fleet, wrong_life) == "fenced"
+    wrong_route = wire.ClaimTicket(ticket, route.route - 1, "d1", fleet.lives["d1"])
+    assert refusal(fleet, wrong_route) == "fenced"
+    assert refusal(fleet, wire.ClaimTicket(1, 1, "d1", fleet.lives["d1"])) == "unknown_ticket"
+    assert fleet.ticket(ticket).state is TicketState.ROUTED
+
+
+def test_claiming_again_has_a_higher_token_and_installing_ends_that() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket = fleet.stage().ticket
+    route = fleet.route(ticket)
+    first, second = fleet.claim(ticket, route), fleet.claim(ticket, route)
+    assert second.token > first.token
+    assert refusal(fleet, wire.TicketInstalled(ticket, first.token)) == "fenced"
+    fleet.ask(wire.TicketInstalled(ticket, second.token), Done)
+    fleet.ask(wire.TicketInstalled(ticket, second.token), Done)
+    claim = wire.ClaimTicket(ticket, route.route, "d1", fleet.lives["d1"])
+    assert refusal(fleet, claim) == "fenced"
+
+
+def test_shedding_hands_on_what_was_generated() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket, claimed, worker = fleet.install(fleet.wish(seed=1))
+    fleet.join("d2")
+    tail = fleet.put_tail(5)
+    shed = wire.ShedTicket(
+        ticket, claimed.token, chain(1, 3), fleet.tails.id, tail, 4096, (7, 8, 9)
+    )
+    fleet.ask(shed, Done)
+    fleet.ask(shed, Done)
+    route = fleet.route(ticket, above=fleet.ticket(ticket).route)
+    assert (worker, route.decode) == ("d1", "d2")
+    taken = fleet.claim(ticket, route)
+    assert (taken.keys, taken.tail, taken.tokens) == (chain(1, 3), tail, (7, 8, 9))
+    fleet.ask(wire.CancelTicket(ticket), Done)
+    assert fleet.tails.probe(tail) == b"\0"
+    fleet.assert_nothing_held()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("keys", chain(2, 3)),
+        ("keys", b"x"),
+        ("keys", bytes(32 * 5000)),
+        ("tokens", (8,)),
+        ("tokens", (7, -1)),
+        ("tokens", (7, 1 << 40)),
+        ("tail_namespace", b"other"),
+        ("tail", b"short"),
+        ("tail_bytes", 0),
+        ("tail_bytes", 1 << 40),
+    ],
+)
+def test_what_is_shed_has_to_continue_what_there_was(field: str, value: object) -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket, claimed, _ = fleet.install(fleet.wish(seed=1))
+    own = fleet.tails.id, chain(9, 1), 4096
+    shed = wire.ShedTicket(ticket, claimed.token, chain(1, 2), *own, (7,))
+    bad = failure(fleet.rig.ask(fleet.rig.engine, msgspec.structs.replace(shed, **{field: value})))
+    assert (bad.code, bad.text.split(":")[0]) == ("bad_value", field)
+    assert fleet.ticket(ticket).state is TicketState.INSTALLED
+
+
+def test_staging_is_the_named_worker_s_and_safe_to_repeat() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    fleet.join("p2", "prefill")
+    opened = fleet.open(fleet.wish(seed=1))
+    other = {"p1": "p2", "p2": "p1"}[opened.prefill]
+    begin = wire.BeginPrefill(opened.ticket, other, fleet.lives[other])
+    assert refusal(fleet, begin) == "access_denied"
+    early = fleet.stage_message(opened)
+    assert refusal(fleet, early) == "fenced"
+    fleet.begin(opened)
+    fleet.begin(opened)
+    wrong = msgspec.structs.replace(early, keys=chain(2, 2))
+    assert refusal(fleet, wrong) == "bad_value"
+    fleet.ask(early, Done)
+    fleet.ask(early, Done)
+    fleet.route(opened.ticket)
+    fleet.ask(early, Done)
+    assert refusal(fleet, msgspec.structs.replace(early, tokens=(8,))) == "fenced"
+    assert refusal(fleet, wire.FailPrefill(opened.ticket, opened.prefill)) == "fenced"

@@ -1,0 +1,138 @@
+"""Phase 2: who waits for a route, who gets one, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.wire.messages import tickets as wire
+from kvstore.wire.messages.hello import Done
+from master import routing
+from master.tunables import Tunables
+from tests.unit.master_rig import chain, failure
+from tests.unit.ticket_rig import Fleet
+
+
+def test_the_answer_is_held_back_until_there_is_a_route() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    opened = fleet.open()
+    rig = fleet.rig
+    assert rig.ask(rig.engine, wire.AwaitRoute(opened.ticket, 0, 5.0)) is None
+    asked = rig.last_request
+    fleet.begin(opened)
+    fleet.ask(fleet.stage_message(opened), Done)
+    assert rig.reply(rig.engine, asked) is None
+    rig.tick()
+    routed = rig.reply(rig.engine, asked)
+    assert isinstance(routed, wire.TicketRouted)
+    assert routed.decode == "d1"
+    assert fleet.route(opened.ticket) == routed
+
+
+def test_the_answer_is_empty_when_the_time_is_up_and_at_once_without_any() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket, rig = fleet.open().ticket, fleet.rig
+    none = wire.TicketRouted(0, "", "")
+    assert rig.ask(rig.engine, wire.AwaitRoute(ticket, 0, 0.0)) == none
+    assert rig.ask(rig.engine, wire.AwaitRoute(ticket, 0, 1.0)) is None
+    first = rig.last_request
+    assert rig.ask(rig.engine, wire.AwaitRoute(ticket, 0, 2.0)) is None
+    assert rig.reply(rig.engine, first) == none  # the later caller has its place
+    second = rig.last_request
+    rig.tick(1.9)
+    assert rig.reply(rig.engine, second) is None
+    rig.tick(0.2)
+    assert rig.reply(rig.engine, second) == none
+
+
+def test_who_waits_hears_that_the_ticket_has_ended() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket, rig = fleet.open().ticket, fleet.rig
+    assert rig.ask(rig.engine, wire.AwaitRoute(ticket, 0, 5.0)) is None
+    asked = rig.last_request
+    fleet.ask(wire.CancelTicket(ticket), Done)
+    assert failure(rig.reply(rig.engine, asked)).code == "unknown_ticket"
+    gone = wire.AwaitRoute(ticket, 0, 5.0)
+    assert failure(rig.ask(rig.engine, gone)).code == "unknown_ticket"
+
+
+def test_a_wait_goes_with_its_session_and_the_ticket_stays() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket, rig = fleet.open().ticket, fleet.rig
+    gateway = rig.open("engine", "tenant", "gateway")
+    assert rig.ask(gateway, wire.AwaitRoute(ticket, 0, 5.0)) is None
+    rig.close(gateway)
+    assert fleet.ticket(ticket).wait is None
+    assert not len(rig.master.core.tickets.waits)
+
+
+def test_a_finished_prefill_waits_for_room_and_gets_it() -> None:
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    fleet.join("d1", batch=1)
+    first, claimed, _ = fleet.install(fleet.wish(seed=1))
+    waits = fleet.stage(fleet.wish(seed=2)).ticket
+    rig = fleet.rig
+    assert rig.ask(rig.engine, wire.AwaitRoute(waits, 0, 5.0)) is None
+    asked = rig.last_request
+    rig.settle()
+    assert rig.reply(rig.engine, asked) is None
+    fleet.ask(wire.FinishTicket(first, claimed.token), Done)
+    rig.tick()
+    routed = rig.reply(rig.engine, asked)
+    assert isinstance(routed, wire.TicketRouted)
+    assert routed.decode == "d1"
+
+
+def test_a_tick_routes_some_and_the_next_ones_the_others() -> None:
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    fleet.join("d1", capacity=100_000, batch=100)
+    many = routing.ROUTED_PER_TICK * 2 + 1
+    for seed in range(many):
+        fleet.stage(fleet.wish(seed=seed, pages=0, behind=5))
+    (own,) = fleet.rig.master.core.tickets.fleets
+    for left in (many - 8, many - 16, 0):
+        fleet.rig.tick()
+        assert len(own.waiting) == left
+
+
+def test_no_worker_is_offered_beyond_its_room() -> None:
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    for name in ("d1", "d2"):
+        fleet.join(name, capacity=1000, batch=1)
+    names = {fleet.route(fleet.stage(fleet.wish(seed=seed)).ticket).decode for seed in range(2)}
+    assert names == {"d1", "d2"}
+
+
+@pytest.mark.parametrize("policy", ["same_prefix", "transfer_balance", "least_loaded"])
+def test_policies_of_all_kinds_are_asked(policy: str) -> None:
+    fleet = Fleet(Tunables(cluster="test", replicas=1, decode_routing=policy, colocation="never"))
+    fleet.pair()
+    fleet.join("d2")
+    fleet.space.put(chain(1, 2))
+    first = fleet.stage(fleet.wish(seed=1)).ticket
+    fleet.route(first)
+    ticket = fleet.ticket(first)
+    book = fleet.rig.master.core.tickets
+    host = fleet.rig.master.core.workers["w1"].host
+    assert ticket.slot is not None
+    assert (ticket.slot.link_bytes, dict(book.source_bytes)) == (
+        ticket.kv_bytes, {host: ticket.kv_bytes},
+    )  # fmt: skip
+    assert ticket.slot.prefixes[ticket.keys[:32]] == 1
+    fleet.ask(wire.CancelTicket(first), Done)
+    fleet.assert_nothing_held()
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0])
+def test_a_timeout_is_a_time(value: float) -> None:
+    fleet = Fleet()
+    fleet.pair()
+    ticket = fleet.open().ticket
+    reply = fleet.rig.ask(fleet.rig.engine, wire.AwaitRoute(ticket, 0, value))
+    assert failure(reply).code == "bad_value"

@@ -1,0 +1,151 @@
+"""Anything may happen in any order, and whoever dies: in the end nothing is held of any ticket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.wire.messages import tickets as wire
+from kvstore.wire.messages.hello import Failure
+from master.tunables import Tunables
+from tests.unit.master_rig import chain
+from tests.unit.ticket_rig import Fleet
+
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+
+NAMES = st.sampled_from(["p1", "b1", "d1", "d2"])
+ROLES = {"p1": "prefill", "b1": "both", "d1": "decode", "d2": "decode"}
+NUMBERS = st.integers(0, 7)
+REFUSALS = {
+    "fenced", "access_denied", "unknown_ticket", "bad_value", "out_of_space",
+}  # fmt: skip
+
+
+class TicketMachine(RuleBasedStateMachine):
+    """Peers say whatever they like, true or not, of whichever ticket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet(Tunables(cluster="test", replicas=1, staging_bytes=12 * 4096))
+        self.tickets: list[int] = [5]
+        self.tokens: list[int] = [0]
+        self.routes: list[int] = [0]
+
+    def say(self, message: Message) -> Message | None:
+        """Ask; a refusal has to be one that a peer can understand."""
+        reply = self.fleet.rig.ask(self.fleet.rig.engine, message)
+        if isinstance(reply, Failure):
+            assert reply.code in REFUSALS, (message, reply)
+        return reply
+
+    def ticket(self, number: int) -> int:
+        """One of those known."""
+        return self.tickets[-1 - number % len(self.tickets)]
+
+    @rule(name=NAMES, capacity=st.sampled_from([600, 2000]))
+    def join(self, name: str, capacity: int) -> None:
+        self.fleet.join(name, ROLES[name], capacity=capacity, batch=3)
+
+    @rule(name=NAMES)
+    def leave(self, name: str) -> None:
+        life = self.fleet.lives.get(name, 0)
+        self.say(wire.LeaveFleet(self.fleet.space.id, name, life))
+
+    @rule(name=NAMES, number=NUMBERS, tokens=st.integers(0, 3000), draining=st.booleans())
+    def beat(self, name: str, number: int, tokens: int, *, draining: bool) -> None:
+        if name in self.fleet.lives:
+            row = self.ticket(number), self.tokens[-1 - number % len(self.tokens)], tokens
+            self.say(self.fleet.beat_message(name, row, draining=draining))
+
+    @rule(seed=st.integers(0, 3), pages=st.integers(0, 4), behind=st.integers(1, 100))
+    def open(self, seed: int, pages: int, behind: int) -> None:
+        wish = self.fleet.wish(seed, pages, 50, behind=behind, deadline_s=20.0)
+        reply = self.say(wish)
+        if isinstance(reply, wire.TicketOpened):
+            self.tickets.append(reply.ticket)
+
+    @rule(number=NUMBERS, name=NAMES)
+    def begin(self, number: int, name: str) -> None:
+        life = self.fleet.lives.get(name, 0)
+        self.say(wire.BeginPrefill(self.ticket(number), name, life))
+
+    @rule(number=NUMBERS, name=NAMES, has_tail=st.booleans())
+    def stage(self, number: int, name: str, *, has_tail: bool) -> None:
+        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
+        keys = b"" if found is None else found.wish.keys
+        tail = (self.fleet.tails.id, chain(number, 1), 4096) if has_tail else (b"", b"", 0)
+        life = self.fleet.lives.get(name, 0)
+        self.say(wire.StageTicket(self.ticket(number), name, life, keys, *tail, (7,)))
+
+    @rule(number=NUMBERS, name=NAMES)
+    def fail_prefill(self, number: int, name: str) -> None:
+        self.say(wire.FailPrefill(self.ticket(number), name))
+
+    @rule(number=NUMBERS, failed=st.booleans(), timeout_s=st.sampled_from([0.0, 1.0]))
+    def route(self, number: int, timeout_s: float, *, failed: bool) -> None:
+        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
+        above = found.route if failed and found is not None else 0
+        reply = self.say(wire.AwaitRoute(self.ticket(number), above, timeout_s))
+        if isinstance(reply, wire.TicketRouted):
+            self.routes.append(reply.route)
+
+    @rule(number=NUMBERS)
+    def claim_as_routed(self, number: int) -> None:
+        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
+        if found is not None and found.slot is not None:
+            name = found.slot.name
+            message = wire.ClaimTicket(found.id, found.route, name, self.fleet.lives[name])
+            reply = self.say(message)
+            if isinstance(reply, wire.TicketClaimed):
+                self.tokens.append(reply.token)
+
+    @rule(number=NUMBERS, name=NAMES)
+    def claim(self, number: int, name: str) -> None:
+        life, route = self.fleet.lives.get(name, 0), self.routes[-1 - number % len(self.routes)]
+        self.say(wire.ClaimTicket(self.ticket(number), route, name, life))
+
+    @rule(number=NUMBERS, other=NUMBERS, kind=st.sampled_from(["installed", "finish", "shed"]))
+    def speak_with_token(self, number: int, other: int, kind: str) -> None:
+        ticket, token = self.ticket(number), self.tokens[-1 - other % len(self.tokens)]
+        found = self.fleet.rig.master.core.tickets.find(ticket)
+        if kind == "installed":
+            self.say(wire.TicketInstalled(ticket, token))
+        elif kind == "finish":
+            self.say(wire.FinishTicket(ticket, token))
+        elif found is not None:
+            own = self.fleet.tails.id, chain(other, 1), 4096
+            tokens = (*found.tokens, 9)
+            self.say(wire.ShedTicket(ticket, token, found.wish.keys, *own, tokens))
+
+    @rule(number=NUMBERS)
+    def cancel(self, number: int) -> None:
+        self.say(wire.CancelTicket(self.ticket(number)))
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.fleet.rig.pass_time(seconds)
+        self.fleet.rig.settle()
+
+    @rule(seed=st.integers(0, 3))
+    def put_tail(self, seed: int) -> None:
+        if self.fleet.tails.probe(chain(seed, 1)) == b"\0":
+            self.fleet.put_tail(seed)
+
+    @invariant()
+    def the_state_agrees_with_itself(self) -> None:
+        self.fleet.rig.master.check_invariants()
+
+    def teardown(self) -> None:
+        rig = self.fleet.rig
+        rig.close(rig.engine)
+        rig.pass_time(60.0, step_s=1.0)
+        self.fleet.assert_nothing_held()
+        assert not list(rig.master.core.tickets.fleets)
+
+
+TestTickets = TicketMachine.TestCase
+TestTickets.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
