@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from kvstore.connectors.transformers import PooledPrefix
 from kvstore.errors import BadValue
+from tests.fake_store import FakeStore
 from tests.tiny_model import computed, config, same, text, tiny
 from tests.unit.engine_runs import CAPACITY, CHUNK, alone, one_by_one, request, run
 from workers import smollm
@@ -127,6 +129,26 @@ def test_a_row_that_is_taken_out_goes_on_in_a_batch_elsewhere(steps: int) -> Non
     other.add(replace(asked, tokens=taken.tokens, max_tokens=taken.max_tokens), taken.cache)
     assert ended(run(other))["a"] == alone(model, asked)
     assert ended(run(one)) == {"beside": alone(model, request("beside", 4, 20))}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_goes_on_from_its_pages_in_the_pool(dtype: torch.dtype) -> None:
+    model, store = MODELS[dtype], FakeStore()
+    prefix = PooledPrefix(store, model, "tiny", page_tokens=CHUNK)
+    asked = request("a", 3 * CHUNK, 3 * CHUNK)
+    one, other = batched(model), batched(model)
+    one.add(asked)
+    for _ in range(3 + CHUNK):
+        one.step()
+    taken = one.export("a")
+    prefix.store(taken.tokens, taken.cache)
+    cache, fetched = prefix.fetch(taken.tokens)
+    assert fetched.tokens == 4 * CHUNK
+    assert len(taken.tokens) == 4 * CHUNK + 1
+    other.add(replace(asked, tokens=taken.tokens, max_tokens=taken.max_tokens), cache)
+    assert ended(run(other))["a"] == alone(model, asked)
+    for buffer in store.buffers:
+        buffer.close()
 
 
 def test_an_installed_cache_is_copied_and_what_is_exported_is_not_written_again() -> None:
