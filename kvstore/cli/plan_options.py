@@ -50,7 +50,13 @@ Answer = Annotated[Number, typer.Option("--output", help="Mean tokens of an answ
 AnswerP99 = Annotated[Number, typer.Option("--output-p99", show_default="the mean")]
 Rate = Annotated[Number, typer.Option(help="Requests a second.")]
 PeakRate = Annotated[Number, typer.Option(help="In the busiest minute.", show_default="the rate")]
-Reuse = Annotated[Number, typer.Option(help="Share of prompts' tokens in the pool: 0 to below 1.")]
+Reuse = Annotated[
+    Number,
+    typer.Option(
+        help="Share of prompts' tokens in the pool, below 1.",
+        show_default="0; of a trace: as in a pool that forgets nothing",
+    ),
+]
 PrefillRate = Annotated[Number, typer.Option(help="Of a prefill worker.")]
 DecodeRate = Annotated[Number, typer.Option(help="Of a decode worker with a full batch.")]
 DecodeBatch = Annotated[Whole, typer.Option(help="Requests that a decode worker runs at once.")]
@@ -162,12 +168,18 @@ def read_config(file: Path) -> dict[str, object]:
 
 
 def traffic_of(file: Path | None, page_tokens: int, described: Described) -> Traffic:
-    """Recorded traffic, or described; BadValue names what is missing or said twice."""
+    """Recorded traffic, or described; BadValue names what is missing or said twice.
+
+    Reuse may be said of recorded traffic, too: a pool of some size serves less than it repeats.
+    """
     if file is not None:
         for field, value in msgspec.structs.asdict(described).items():
-            if value is not None:
+            if value is not None and field != "reuse":
                 raise BadValue(field, value, "nothing, beside --trace")
-        return traffic.of_trace(read_trace(file, page_tokens))
+        recorded = traffic.of_trace(read_trace(file, page_tokens))
+        if described.reuse is None:
+            return recorded
+        return msgspec.structs.replace(recorded, reused=checks.share("reuse", described.reuse))
     prompts = traffic.lengths("input", _given("input", described.input), described.input_p99)
     answers = traffic.lengths("output", _given("output", described.output), described.output_p99)
     rate = _given("rate", described.rate)

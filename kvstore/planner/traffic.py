@@ -92,7 +92,8 @@ def _peak(trace: Trace) -> float:
 
 
 def _recorded(field: str, tokens: Sequence[int]) -> Lengths:
-    mean = sum(tokens) / len(tokens)
+    # In whole tokens, so that whoever does the sums again gets the same bytes.
+    mean = ceil(sum(tokens) / len(tokens))
     if not mean:
         raise BadValue(field, 0, "at least one request of the trace with tokens")
     # Of few requests the mean may be above the nearest rank.

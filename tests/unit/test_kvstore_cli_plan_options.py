@@ -128,8 +128,11 @@ def test_traffic_is_described_or_recorded(tmp_path: Path) -> None:
     nothing = Described(None, None, None, None, None, None, None)
     recorded = traffic_of(file, 10, nothing)
     assert (recorded.requests_per_s, recorded.reused) == (2.0, 0.5)
-    with pytest.raises(BadValue, match=r"^reuse: got 0\.1, want nothing, beside --trace"):
-        traffic_of(file, 10, replace(nothing, reuse=0.1))
+    assert traffic_of(file, 10, replace(nothing, reuse=0.0)) == replace(recorded, reused=0.0)
+    with pytest.raises(BadValue, match=r"^reuse: got 1\.0, want a number from 0"):
+        traffic_of(file, 10, replace(nothing, reuse=1.0))
+    with pytest.raises(BadValue, match=r"^rate: got 4\.0, want nothing, beside --trace"):
+        traffic_of(file, 10, replace(nothing, rate=4.0))
 
 
 @pytest.mark.parametrize("field", ["rate", "input", "output"])

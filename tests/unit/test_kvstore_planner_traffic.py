@@ -28,6 +28,11 @@ def test_rates_and_lengths_are_those_of_the_trace() -> None:
     assert found.output == Lengths(2.0, 4.0)
 
 
+def test_means_are_whole_tokens() -> None:
+    found = of_trace(trace((0, 10, 1, [0]), (1000, 11, 2, [1])))
+    assert (found.input, found.output) == (Lengths(11, 11), Lengths(2, 2))
+
+
 def test_the_peak_is_the_busiest_minute() -> None:
     rows = [(at, 10, 1, [number]) for number, at in enumerate([0, *[60_000] * 30, 600_000])]
     assert of_trace(trace(*rows)).peak_per_s == 30 / 60
