@@ -10,12 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Failure
+from master.tickets import TicketState
 from master.tunables import Tunables
 from tests.unit.master_rig import chain
 from tests.unit.ticket_rig import Fleet
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
+    from master.tickets import Ticket
 
 NAMES = st.sampled_from(["p1", "b1", "d1", "d2"])
 ROLES = {"p1": "prefill", "b1": "both", "d1": "decode", "d2": "decode"}
@@ -31,9 +33,12 @@ class TicketMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Fleet(Tunables(cluster="test", replicas=1, staging_bytes=12 * 4096))
-        self.tickets: list[int] = [5]
+        for name in ROLES:
+            self.join(name, 2000)
         self.tokens: list[int] = [0]
         self.routes: list[int] = [0]
+        for seed in range(3):
+            self.say(self.fleet.wish(seed, 2, 50, deadline_s=20.0))
 
     def say(self, message: Message) -> Message | None:
         """Ask; a refusal has to be one that a peer can understand."""
@@ -43,34 +48,36 @@ class TicketMachine(RuleBasedStateMachine):
         return reply
 
     def ticket(self, number: int) -> int:
-        """One of those known."""
-        return self.tickets[-1 - number % len(self.tickets)]
+        """One of those that have not ended, or, seldom, one that never was."""
+        known = [*(ticket.id for ticket in self.fleet.rig.master.core.tickets.all()), 5]
+        return known[number % len(known)]
 
     @rule(name=NAMES, capacity=st.sampled_from([600, 2000]))
+    def join_again(self, name: str, capacity: int) -> None:
+        self.join(name, capacity)
+
     def join(self, name: str, capacity: int) -> None:
+        """Or change what it can hold."""
         self.fleet.join(name, ROLES[name], capacity=capacity, batch=3)
 
     @rule(name=NAMES)
     def leave(self, name: str) -> None:
-        life = self.fleet.lives.get(name, 0)
+        life = self.fleet.lives[name]
         self.say(wire.LeaveFleet(self.fleet.space.id, name, life))
 
     @rule(name=NAMES, number=NUMBERS, tokens=st.integers(0, 3000), draining=st.booleans())
     def beat(self, name: str, number: int, tokens: int, *, draining: bool) -> None:
-        if name in self.fleet.lives:
-            row = self.ticket(number), self.tokens[-1 - number % len(self.tokens)], tokens
-            self.say(self.fleet.beat_message(name, row, draining=draining))
+        row = self.ticket(number), self.tokens[-1 - number % len(self.tokens)], tokens
+        self.say(self.fleet.beat_message(name, row, draining=draining))
 
     @rule(seed=st.integers(0, 3), pages=st.integers(0, 4), behind=st.integers(1, 100))
     def open(self, seed: int, pages: int, behind: int) -> None:
         wish = self.fleet.wish(seed, pages, 50, behind=behind, deadline_s=20.0)
-        reply = self.say(wish)
-        if isinstance(reply, wire.TicketOpened):
-            self.tickets.append(reply.ticket)
+        self.say(wish)
 
     @rule(number=NUMBERS, name=NAMES)
     def begin(self, number: int, name: str) -> None:
-        life = self.fleet.lives.get(name, 0)
+        life = self.fleet.lives[name]
         self.say(wire.BeginPrefill(self.ticket(number), name, life))
 
     @rule(number=NUMBERS, name=NAMES, has_tail=st.booleans())
@@ -78,12 +85,13 @@ class TicketMachine(RuleBasedStateMachine):
         found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
         keys = b"" if found is None else found.wish.keys
         tail = (self.fleet.tails.id, chain(number, 1), 4096) if has_tail else (b"", b"", 0)
-        life = self.fleet.lives.get(name, 0)
+        life = self.fleet.lives[name]
         self.say(wire.StageTicket(self.ticket(number), name, life, keys, *tail, (7,)))
 
     @rule(number=NUMBERS, name=NAMES)
     def fail_prefill(self, number: int, name: str) -> None:
-        self.say(wire.FailPrefill(self.ticket(number), name))
+        if number >= 5:
+            self.say(wire.FailPrefill(self.ticket(number), name))
 
     @rule(number=NUMBERS, failed=st.booleans(), timeout_s=st.sampled_from([0.0, 1.0]))
     def route(self, number: int, timeout_s: float, *, failed: bool) -> None:
@@ -93,25 +101,56 @@ class TicketMachine(RuleBasedStateMachine):
         if isinstance(reply, wire.TicketRouted):
             self.routes.append(reply.route)
 
-    @rule(number=NUMBERS)
-    def claim_as_routed(self, number: int) -> None:
-        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
-        if found is not None and found.slot is not None:
-            name = found.slot.name
-            message = wire.ClaimTicket(found.id, found.route, name, self.fleet.lives[name])
-            reply = self.say(message)
-            if isinstance(reply, wire.TicketClaimed):
+    @rule(number=NUMBERS, steps=st.integers(1, 5))
+    def go_on(self, number: int, steps: int) -> None:
+        """The next steps of a ticket, by whoever has to take them."""
+        ticket = self.ticket(number)
+        for _ in range(steps):
+            found = self.fleet.rig.master.core.tickets.find(ticket)
+            step = None if found is None else self.next_step(found)
+            if step is None:
+                self.fleet.rig.tick()
+            elif isinstance(reply := self.say(step), wire.TicketClaimed):
                 self.tokens.append(reply.token)
+
+    @rule(number=NUMBERS, steps=st.integers(2, 5))
+    def go_on_further(self, number: int, steps: int) -> None:
+        self.go_on(number, steps)
+
+    def next_step(self, ticket: Ticket) -> Message | None:
+        """What is said next; None where the master has to route it."""
+        lives = self.fleet.lives
+        match ticket.state:
+            case TicketState.OPENED:
+                return wire.BeginPrefill(ticket.id, ticket.prefill, lives[ticket.prefill])
+            case TicketState.PREFILLING if not ticket.alone:
+                own = ticket.id, ticket.prefill, lives[ticket.prefill]
+                tail = self.fleet.tails.id, chain(0, 1), 4096
+                return wire.StageTicket(*own, ticket.wish.keys, *tail, (7,))
+            case TicketState.ROUTED if ticket.slot is not None:
+                name = ticket.slot.name
+                return wire.ClaimTicket(ticket.id, ticket.route, name, lives[name])
+            case TicketState.CLAIMED:
+                return wire.TicketInstalled(ticket.id, ticket.token)
+            case TicketState.INSTALLED if ticket.id % 2 and not ticket.shed_token:
+                left = self.fleet.tails.id, chain(1, 1), 4096
+                tokens = (*ticket.tokens, 9)
+                return wire.ShedTicket(ticket.id, ticket.token, ticket.wish.keys, *left, tokens)
+            case TicketState.INSTALLED | TicketState.PREFILLING:
+                return wire.FinishTicket(ticket.id, ticket.token)
+        return None
 
     @rule(number=NUMBERS, name=NAMES)
     def claim(self, number: int, name: str) -> None:
-        life, route = self.fleet.lives.get(name, 0), self.routes[-1 - number % len(self.routes)]
+        life, route = self.fleet.lives[name], self.routes[-1 - number % len(self.routes)]
         self.say(wire.ClaimTicket(self.ticket(number), route, name, life))
 
     @rule(number=NUMBERS, other=NUMBERS, kind=st.sampled_from(["installed", "finish", "shed"]))
     def speak_with_token(self, number: int, other: int, kind: str) -> None:
         ticket, token = self.ticket(number), self.tokens[-1 - other % len(self.tokens)]
         found = self.fleet.rig.master.core.tickets.find(ticket)
+        if found is not None and other >= 3:
+            token = found.token
         if kind == "installed":
             self.say(wire.TicketInstalled(ticket, token))
         elif kind == "finish":
@@ -123,12 +162,17 @@ class TicketMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def cancel(self, number: int) -> None:
+        if number < 5:  # else few get far
+            return
         self.say(wire.CancelTicket(self.ticket(number)))
 
-    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.0]))
-    def wait(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.0, 0.1, 0.5, 4.0]), names=st.sets(NAMES))
+    def wait(self, seconds: float, names: set[str]) -> None:
+        """So long nobody says anything, then those beat."""
         self.fleet.rig.pass_time(seconds)
         self.fleet.rig.settle()
+        for name in sorted(names):
+            self.say(self.fleet.beat_message(name))
 
     @rule(seed=st.integers(0, 3))
     def put_tail(self, seed: int) -> None:
@@ -148,4 +192,4 @@ class TicketMachine(RuleBasedStateMachine):
 
 
 TestTickets = TicketMachine.TestCase
-TestTickets.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTickets.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
