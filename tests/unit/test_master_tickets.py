@@ -9,6 +9,7 @@ import pytest
 from kvstore.errors import Fenced, IllegalTransition
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.puts import PutPlans
 from kvstore.wire.messages.reads import Remove, Removed
 from master.ticket_changes import change, require
 from master.tickets import LIVE, TICKET_TRANSITIONS, TicketEvent, TicketState
@@ -167,17 +168,25 @@ def test_pages_of_a_ticket_outlive_their_time_and_end_after_it() -> None:
     assert fleet.space.probe(keys) == b"\0\0"
 
 
+def fill(fleet: Fleet, first: int) -> None:
+    """Put more than the pool holds, and let room be made for it."""
+    for seed in range(first, first + 40):
+        keys = chain(seed, 2)
+        reply = fleet.space.begin(keys)
+        if isinstance(reply, PutPlans):
+            fleet.space.report(fleet.space.write(reply, keys))
+        fleet.rig.pass_time(0.5)
+
+
 def test_pages_of_a_ticket_stay_where_room_is_wanted() -> None:
     fleet = Fleet(chunks=4)
     fleet.pair()
     keys = chain(1, 2)
     fleet.space.put(keys)
     ticket = fleet.open(fleet.wish(seed=1)).ticket
-    for seed in range(10, 40):
-        fleet.space.begin(chain(seed, 2), wait=False)
-        fleet.rig.pass_time(1.0)
+    fill(fleet, 10)
+    assert fleet.rig.master.core.counters["pages_evicted"] > 0
     assert fleet.space.probe(keys) == b"\1\1"
     fleet.ask(wire.CancelTicket(ticket), Done)
-    for seed in range(50, 80):
-        fleet.space.begin(chain(seed, 2), wait=False)
-        fleet.rig.pass_time(1.0)
+    fill(fleet, 60)
+    assert fleet.space.probe(keys) == b"\0\0"
