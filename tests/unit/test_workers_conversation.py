@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError
+from workers.chat_formats import ASSISTANT, END, ByteChat
 from workers.conversation import question_tokens, read_document, shared_tokens
-from workers.tiny_llama import ASSISTANT, END, ByteChat
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from workers import generation, tiny_llama
+from workers.chat_formats import END, ByteChat
 from workers.generation import SENTENCE_END, LanguageModel, append, generate, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PROMPT = tiny_llama.ByteChat().prompt("Why?")
+PROMPT = ByteChat().prompt("Why?")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def language() -> Iterator[LanguageModel]:
     torch.set_num_threads(threads)
 
 
-class Scripted(tiny_llama.ByteChat):
+class Scripted(ByteChat):
     """A chat in which the n-th generated token reads as the n-th word."""
 
     def __init__(self, *words: str) -> None:
@@ -86,8 +87,8 @@ def test_an_answer_ends_after_a_sentence(language: LanguageModel) -> None:
 def test_an_answer_ends_where_the_model_ends_it(language: LanguageModel) -> None:
     cache = language.empty_cache()
     append(language.model, cache, PROMPT)
-    answer = generate(language, cache, tiny_llama.END, 5)
-    assert (answer.generated, answer.tokens, answer.text) == ([tiny_llama.END], [], "")
+    answer = generate(language, cache, END, 5)
+    assert (answer.generated, answer.tokens, answer.text) == ([END], [], "")
 
 
 @pytest.mark.parametrize(
