@@ -34,7 +34,7 @@ COUNT_EVERY_S: Final = 600.0
 
 
 class Count(msgspec.Struct, eq=False):
-    """The readable pages of one namespace."""
+    """The pages of one namespace: all but the last count those that can be read."""
 
     pages: int = 0
     got: Counter[int] = msgspec.field(default_factory=Counter)
@@ -43,6 +43,7 @@ class Count(msgspec.Struct, eq=False):
     lacking: int = 0
     without_host: int = 0
     thinned: int = 0
+    unreadable: int = 0
 
 
 class Census:
@@ -56,7 +57,7 @@ class Census:
         """Of the last scan that began."""
         self.is_running = False
         self.by_namespace: dict[int, Count] = {}
-        """By ordinal; those without pages are left out."""
+        """By ordinal."""
         self.counted_s = -inf
         """When that scan ended."""
         self.next_s = inf
@@ -100,8 +101,7 @@ class Census:
                 for run in runs:
                     _look_at(core, known.tree, run, count, presses=presses)
                 yield
-            if count.pages:
-                found[known.ordinal] = count
+            found[known.ordinal] = count
         self.by_namespace, self.counted_s, self.is_running = found, core.now, False
         if core.replication.is_needed:
             self.next_s = core.now + COUNT_EVERY_S
@@ -113,7 +113,10 @@ class Census:
 
 def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -> None:
     """Count a run's pages; note it where they have too few or too many."""
-    counts = replica_counts.got(core, run, tree.parts).replace(b"\0", b"")
+    known = replica_counts.got(core, run, tree.parts)
+    counts = known.replace(b"\0", b"")
+    if len(counts) < len(known):
+        count.unreadable += sum(_is_gone(run, page) for page in range(len(run)) if not known[page])
     wanted = replica_counts.wanted(core, run)
     count.pages += len(counts)
     count.wanted[wanted] += len(counts)
@@ -131,6 +134,12 @@ def _look_at(core: Core, tree: Tree, run: Run, count: Count, *, presses: bool) -
     # Parity counts like a replica, but is none that could go.
     if any(each > wanted for each in counts) and has_surplus(core, run, tree.parts, wanted):
         core.replication.note(core, tree, run.keys, core.now)
+
+
+def _is_gone(run: Run, page: int) -> bool:
+    """Whether this page, which cannot be read, is not about to be."""
+    key = run.key(page)
+    return not any(plan.is_open(key) for plan in run.plans)
 
 
 def repairable(core: Core, tree: Tree, run: Run, wanted: int) -> bytes:

@@ -49,7 +49,7 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
         if number % NEEDS_PER_STEP == NEEDS_PER_STEP - 1:
             yield
     counts = core.replication.census.by_namespace
-    worst = sorted(counts, key=lambda ordinal: (-counts[ordinal].lacking, ordinal))
+    worst = sorted(counts, key=lambda ordinal: (_rank(counts[ordinal]), ordinal))
     rows = [_row(core, ordinal, counts[ordinal]) for ordinal in worst[:ROWS_MAX]]
     rate, hot = core.replication.copied.bytes_per_s(core.now), heat.totals(core)
     # What waits for its time alone is not copied at the rate of what was copied before.
@@ -73,6 +73,11 @@ def _report(core: Core, caller: Caller) -> Iterator[None]:
     )
 
 
+def _rank(count: Count) -> tuple[int, int, bool]:
+    """Namespaces are listed in this order: those of which nothing is there last."""
+    return -count.lacking, -count.unreadable, not count.pages
+
+
 def _need_bytes(core: Core, need: Need) -> int:
     """Of one replica of its pages."""
     stretches = core.tree(need.namespace).stretches(need.keys)
@@ -94,6 +99,7 @@ def _row(core: Core, ordinal: int, count: Count) -> NamespaceReplicas:
         count.lacking,
         count.without_host,
         count.thinned,
+        count.unreadable,
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.replicas import ReplicaReport
     from kvstore.wire.messages.tickets import TicketList
 
-PLAIN_WIDTH: Final = 160
+PLAIN_WIDTH: Final = 200
 """Columns of output that is not for a terminal."""
 EXACT: Final = 1e12
 """Whole figures below it are shown to the last digit."""
@@ -201,11 +201,14 @@ def print_pins(pins: Iterable[PinRow]) -> None:
 
 def print_replicas(report: ReplicaReport) -> None:
     """By namespace, then what repair is at."""
-    figures = ">pages", ">have 1", ">2", ">more", ">lack", ">no host", ">thinned"
+    figures = ">pages", ">have 1", ">2", ">more", ">lack", ">no host", ">thinned", ">gone"
     table = _table("", ">wanted", *figures, "tenant", "model", "namespace")
     for each in report.namespaces:
         one, two, *more = (*each.by_got, 0, 0)
-        counts = each.pages, one, two, sum(more), each.lacking, each.without_host, each.thinned
+        counts = (
+            each.pages, one, two, sum(more), each.lacking, each.without_host, each.thinned,
+            each.unreadable,
+        )  # fmt: skip
         wanted = str(each.replicas) if each.replicas else f"{report.replicas} (usual)"
         names = each.tenant, each.model, each.namespace.hex()
         table.add_row(*map(Text, (wanted, *map(str, counts), *names)))

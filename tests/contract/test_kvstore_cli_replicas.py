@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "6e" * 32
 ROW = NamespaceReplicas(
-    bytes.fromhex(NAMESPACE), "t[red]1", "m", 0, 100, (10, 80, 6, 4), (0, 100), 10, 2, 3
+    bytes.fromhex(NAMESPACE), "t[red]1", "m", 0, 100, (10, 80, 6, 4), (0, 100), 10, 2, 3, 5
 )
 REPORT = ReplicaReport(
     (ROW,), 7, 2, 3, (5, 1), {"rate": 4, "room": 1}, 3 << 20, 2.0**20, 12.4, "enforce", 6, 9
@@ -44,7 +44,7 @@ def test_the_report_for_people_and_for_programs(master: str, words: tuple[str, .
     done = kvharbor("replicas", *words, KVHARBOR_MASTER=master)
     assert done.returncode == 0, done.stderr
     line = next(each for each in done.stdout.splitlines() if "t[red]1" in each)
-    counts = ["2", "(usual)", "100", "10", "80", "10", "10", "2", "3"]
+    counts = ["2", "(usual)", "100", "10", "80", "10", "10", "2", "3", "5"]
     assert line.split() == [*counts, "t[red]1", "m", NAMESPACE]
     for part in (
         "7 namespaces that lack less are left out",

@@ -111,6 +111,29 @@ def test_a_pool_of_one_host_is_counted_as_well() -> None:
     assert (row.by_got, row.by_wanted, row.lacking) == ((8,), (8,), 0)
 
 
+def test_namespaces_without_pages_are_listed_last(rig: Rig) -> None:
+    empty = rig.open_namespace(heads=1)
+    full = rig.open_namespace(heads=2)
+    full.put(KEYS)
+    rows = report(rig).namespaces
+    assert [row.namespace for row in rows] == [full.id, empty.id]
+    assert (rows[1].pages, rows[1].by_got, rows[1].lacking, rows[1].unreadable) == (0, (), 0, 0)
+
+
+def test_pages_that_nobody_can_read_are_told_unless_they_are_being_put() -> None:
+    rig = rig_of("w1")
+    space = rig.open_namespace()
+    space.put(KEYS)
+    space.remove(KEYS[2 * 32 : 3 * 32])  # others hang below it: its key stays
+    later = chain(9, 2)
+    space.plans(later, parent=KEYS[-32:])
+    (row,) = report(rig).namespaces
+    assert (row.pages, row.unreadable) == (7, 1)
+    space.put(KEYS[2 * 32 : 3 * 32], parent=KEYS[32:64])
+    (row,) = report(rig).namespaces
+    assert (row.pages, row.unreadable) == (8, 0)
+
+
 def test_who_asks_together_is_answered_together(rig: Rig) -> None:
     rig.open_namespace().put(KEYS)
     rig.pass_time(1.0)

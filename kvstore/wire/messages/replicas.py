@@ -60,6 +60,9 @@ class NamespaceReplicas(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All hosts have them already."""
     thinned: int
     """Eviction took some, or no room was found: nothing is made again before they are used."""
+    unreadable: int
+    """Pages besides that are known and of which no replica can be read: the last one went, or its
+    worker is away. Those that are being put are not among them."""
 
 
 class ReplicaReport(Message, frozen=True, tag=139):
