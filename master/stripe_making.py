@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from master.run import Copy, Run
 
 MAKING_MAX: Final = 4
+NOTHING_COLD: Final = "nothing more on drives is cold enough"
 REST_S: Final = 2.0
 CANDIDATES_MAX: Final = 64
 """Of one size on one host."""
@@ -91,10 +92,14 @@ def make(core: Core, code: Code) -> None:
     except BadValue as error:
         stripes.lacks = str(error)
         return
+    was_barren = stripes.lacks == NOTHING_COLD
     stripes.lacks = "" if len(stripes) < STRIPES_MAX else f"{STRIPES_MAX} stripes are the most"
     drives = _drives(core)
     if core.now >= stripes.search_at_s:
         _search(core, drives, code)
+    # Until something is found: whoever asks in the middle of a search is told of the last one.
+    if not (stripes.lacks or _noted(core)) and (was_barren or core.now < stripes.search_at_s):
+        stripes.lacks = NOTHING_COLD
     for (tenant, part_bytes), by_host in stripes.candidates.items():
         while len(stripes.making) < MAKING_MAX and len(stripes) < STRIPES_MAX:  # I7
             if not _begin(core, code, by_host, tenant, part_bytes):

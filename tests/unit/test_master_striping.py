@@ -55,7 +55,7 @@ def test_cold_pages_are_striped_over_hosts_that_differ() -> None:
     assert all(is_whole(rig, stripe) for stripe in made)
     assert {stripe.spare for stripe in made} == {2}
     totals = status(rig.master.core).stripes
-    assert totals == StripeTotals(len(made), 2 * len(made) * PAGE, 0)
+    assert totals == StripeTotals(len(made), 2 * len(made) * PAGE, 0, totals.lacks)
     assert used(rig) == (24 + 2 * len(made)) * PAGE, "two parts of parity for each four"
 
 
@@ -68,6 +68,25 @@ def test_what_is_not_cold_yet_is_left_alone() -> None:
         for each in keys:
             rig.open_namespace().match(each, lease=False)
     assert stripes(rig) == []
+    assert status(rig.master.core).stripes.lacks == "nothing more on drives is cold enough"
+
+
+def test_what_is_told_of_a_search_in_vain_holds_until_something_is_found() -> None:
+    rig = pool(4)
+    space = rig.open_namespace()
+    told = set()
+    for _ in range(20):
+        rig.pass_time(0.25)
+        told.add(status(rig.master.core).stripes.lacks)
+    assert told == {"", "nothing more on drives is cold enough"}
+    told.clear()
+    for _ in range(20):
+        rig.pass_time(0.25)
+        told.add(status(rig.master.core).stripes.lacks)
+    assert told == {"nothing more on drives is cold enough"}
+    put_pages(space, 24)
+    rig.pass_time(COLD_AFTER_S + 3.0)
+    assert stripes(rig)
 
 
 def test_a_pool_without_stripes_never_looks() -> None:
