@@ -228,9 +228,10 @@ def staged_bytes(ticket: Ticket, fresh_pages: int) -> int:
 
 
 def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) -> None:
-    workers = fleet.decoders()
+    workers = fleet.decoders(wish.adapter)
     if not workers:
-        raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no decode worker is live")
+        text = "no decode worker is live" + " that has the adapter" * bool(wish.adapter)
+        raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", text)
     largest = max(worker.wish.capacity_tokens for worker in fleet.workers.values())
     if tokens > largest and core.now < core.started_s + limits.TICKET_GRACE_S:
         text = f"{largest} KV tokens are the most that fit a worker which has joined so far"
@@ -332,7 +333,7 @@ def _offer(worker: FleetWorker, found: Found, adapter: str) -> PrefillOffer:
     return PrefillOffer(
         worker.name, wish.host, wish.rack, wish.zone, found.tokens_by_host[wish.host],
         beat.queued_tokens + worker.given_tokens, beat.tokens_per_s,
-        not adapter or adapter in wish.adapters, beat.link_bytes_per_s,
+        worker.has(adapter), beat.link_bytes_per_s,
     )  # fmt: skip
 
 

@@ -69,6 +69,10 @@ class FleetWorker(msgspec.Struct, eq=False):
         """Whether it may go on from a prompt's KV."""
         return self.is_open and self.wish.role != PREFILL
 
+    def has(self, adapter: str) -> bool:
+        """Whether it has that adapter loaded; none is needed where none is named."""
+        return not adapter or adapter in self.wish.adapters
+
     @property
     def free_tokens(self) -> int:
         """Credit that it can still take; negative where outputs were longer than expected."""
@@ -93,9 +97,9 @@ class Fleet(msgspec.Struct, eq=False):
     waiting: dict[int, None] = {}
     """Staged tickets by id, in the order in which they came to wait."""
 
-    def decoders(self) -> list[FleetWorker]:
-        """Those that take requests."""
-        return [each for each in self.workers.values() if each.decodes]
+    def decoders(self, adapter: str = "") -> list[FleetWorker]:
+        """Those that take requests, of this adapter if one is named."""
+        return [each for each in self.workers.values() if each.decodes and each.has(adapter)]
 
     @property
     def capacity_tokens(self) -> int:

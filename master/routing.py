@@ -145,16 +145,17 @@ def _credit(ticket: Ticket) -> int:
 
 def _candidates(ticket: Ticket) -> list[FleetWorker]:
     """Those with room; who has failed it only where nobody else has."""
-    fitting = [w for w in ticket.fleet.decoders() if has_room(w, _credit(ticket))]
+    decoders = ticket.fleet.decoders(ticket.wish.adapter)
+    fitting = [worker for worker in decoders if has_room(worker, _credit(ticket))]
     return [w for w in fitting if w.name not in ticket.failed] or fitting
 
 
 def _offer(ticket: Ticket, worker: FleetWorker, found: Found, source_bytes: int) -> DecodeOffer:
-    wish, beat = worker.wish, worker.beat
+    wish, beat, first = worker.wish, worker.beat, ticket.keys[:KEY_BYTES]
     assert beat is not None, worker.name
     return DecodeOffer(
         worker.name, wish.host, wish.rack, wish.zone, worker.free_tokens, wish.capacity_tokens,
         len(worker.tickets), wish.batch_max, beat.step_s, found.tokens_by_host[wish.host],
-        worker.prefixes[ticket.keys[:KEY_BYTES]], worker.link_bytes, beat.link_bytes_per_s,
+        worker.prefixes[first] if first else 0, worker.link_bytes, beat.link_bytes_per_s,
         source_bytes,
     )  # fmt: skip

@@ -88,7 +88,7 @@ def _check_fleet(fleet: Fleet, tickets: list[Ticket]) -> None:
         moving = sum(ticket.kv_bytes for ticket in mine if ticket.state in MOVING)
         if counted != (used, moving, {ticket.id for ticket in mine}):
             raise InvariantBroken(f"I39: {worker.name} counts {counted[:2]}, not {used, moving}")
-        if +worker.prefixes != Counter(ticket.keys[:KEY_BYTES] for ticket in mine):
+        if worker.prefixes != Counter(ticket.keys[:KEY_BYTES] for ticket in mine):
             raise InvariantBroken(f"I39: {worker.name} counts prefixes wrongly")
         if worker.bucket == NOWHERE:
             raise InvariantBroken(f"I18: {worker.name} is never given up")

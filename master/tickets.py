@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from master.events import SessionId
     from master.sessions import Session
 
+K = TypeVar("K", str, bytes)
 GRAIN_S: Final = 0.05
 WAIT_GRAIN_S: Final = 0.02
 
@@ -259,16 +260,14 @@ class Tickets:
         if slot is None:
             return
         slot.used_tokens += sign * ticket.credit_tokens
-        slot.prefixes[ticket.keys[:KEY_BYTES]] += sign
+        _add(slot.prefixes, ticket.keys[:KEY_BYTES], sign)
         if sign > 0:
             slot.tickets[ticket.id] = None
         else:
             del slot.tickets[ticket.id]
         if state in MOVING:
             slot.link_bytes += sign * ticket.kv_bytes
-            self.source_bytes[ticket.host] += sign * ticket.kv_bytes
-            if not self.source_bytes[ticket.host]:
-                del self.source_bytes[ticket.host]
+            _add(self.source_bytes, ticket.host, sign * ticket.kv_bytes)
 
     def _forget(self, ticket: Ticket) -> None:
         del self._by_id[ticket.id]
@@ -299,3 +298,10 @@ class Tickets:
         """Nobody is there any more who could be answered (I18)."""
         for wait in list(self._waits_of.get(session.id, ())):
             self.unpark(wait)
+
+
+def _add(counts: Counter[K], key: K, number: int) -> None:
+    """What has come down to nothing is forgotten."""
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]

@@ -182,9 +182,13 @@ def test_the_adapter_has_to_be_there() -> None:
     fleet = Fleet()
     fleet.pair()
     refused = fleet.throttled(fleet.wish(adapter="lora"))
+    assert (refused.reason, "adapter" in refused.text) == ("no_decode", True)
+    fleet.join("d2", adapters=("lora",))
+    refused = fleet.throttled(fleet.wish(adapter="lora"))
     assert (refused.reason, "adapter" in refused.text) == ("no_prefill", True)
-    fleet.join("p2", "prefill", adapters=("lora",))
-    assert fleet.open(fleet.wish(adapter="lora")).prefill == "p2"
+    fleet.join("p2", "prefill", adapters=("other", "lora"))
+    opened = fleet.stage(fleet.wish(adapter="lora"))
+    assert (opened.prefill, fleet.route(opened.ticket).decode) == ("p2", "d2")
 
 
 def test_a_prefill_worker_on_the_host_of_the_pages_is_preferred() -> None:

@@ -129,6 +129,16 @@ def test_policies_of_all_kinds_are_asked(policy: str) -> None:
     fleet.assert_nothing_held()
 
 
+def test_prompts_without_a_full_page_share_no_prefix() -> None:
+    policy = Tunables(cluster="test", replicas=1, decode_routing="same_prefix", colocation="never")
+    fleet = Fleet(policy)
+    fleet.join("p1", "prefill")
+    for name in ("d1", "d2"):
+        fleet.join(name)
+    shorts = [fleet.stage(fleet.wish(pages=0)).ticket for _ in range(2)]
+    assert len({fleet.route(ticket).decode for ticket in shorts}) == 2
+
+
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
 def test_a_timeout_is_a_time(value: float) -> None:
     fleet = Fleet()

@@ -193,4 +193,5 @@ class Fleet:
         for fleet in book.fleets:
             assert (fleet.credit_tokens, fleet.tickets, fleet.waiting) == (0, 0, {})
             for worker in fleet.workers.values():
-                assert (worker.used_tokens, worker.link_bytes, worker.tickets) == (0, 0, {})
+                held = worker.used_tokens, worker.link_bytes, worker.tickets, worker.prefixes
+                assert held == (0, 0, {}, {})
