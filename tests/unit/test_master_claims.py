@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
@@ -11,10 +13,13 @@ from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
 
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
 
-def refusal(fleet: Fleet, message: object) -> str:
+
+def refusal(fleet: Fleet, message: Message) -> str:
     """The code of the failure that answers it."""
-    return failure(fleet.rig.ask(fleet.rig.engine, message)).code  # type: ignore[arg-type]
+    return failure(fleet.rig.ask(fleet.rig.engine, message)).code
 
 
 def test_a_failed_route_is_fenced_and_another_worker_chosen() -> None:

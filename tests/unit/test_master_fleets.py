@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
@@ -14,6 +16,9 @@ from master.tickets import TicketState
 from tests.unit.master_rig import failure
 from tests.unit.ticket_rig import Fleet
 
+if TYPE_CHECKING:
+    from kvstore.wire.messages.base import Message
+
 
 def keep_alive(fleet: Fleet, seconds: float, *names: str) -> None:
     """Let time pass while these beat."""
@@ -23,9 +28,9 @@ def keep_alive(fleet: Fleet, seconds: float, *names: str) -> None:
             fleet.beat(name)
 
 
-def code(fleet: Fleet, message: object) -> str:
+def code(fleet: Fleet, message: Message) -> str:
     """Of the failure that answers it."""
-    return failure(fleet.rig.ask(fleet.rig.engine, message)).code  # type: ignore[arg-type]
+    return failure(fleet.rig.ask(fleet.rig.engine, message)).code
 
 
 def test_joining_again_is_the_same_life_and_another_process_another() -> None:
