@@ -16,9 +16,10 @@ from kvstore.wire.messages.puts import BeginPut, PutChain
 from kvstore.wire.messages.stripes import HashParity, ParityHashed
 from master import stripe_making
 from master.events import CommandAnswered
+from master.status import status
 from master.stripes import PARITY
 from tests.unit.master_rig import OpenedNamespace, chain, failure, small_content, small_layout
-from tests.unit.striped_pools import data_of, pool, put_pages, striped, stripes
+from tests.unit.striped_pools import COLD_AFTER_S, data_of, pool, put_pages, striped, stripes
 
 if TYPE_CHECKING:
     from master.events import Command
@@ -200,3 +201,21 @@ def test_drives_that_are_full_make_no_parity(monkeypatch: pytest.MonkeyPatch) ->
     striped(rig)
     assert stripes(rig) == []
     assert rig.master.core.stripes.lacks == "1 more hosts with room on a drive"
+
+
+def test_what_is_told_of_a_search_in_vain_holds_until_something_is_found() -> None:
+    rig = pool(4)
+    space = rig.open_namespace()
+    told = set()
+    for _ in range(20):
+        rig.pass_time(0.25)
+        told.add(status(rig.master.core).stripes.lacks)
+    assert told == {"", "nothing more on drives is cold enough"}
+    told.clear()
+    for _ in range(20):
+        rig.pass_time(0.25)
+        told.add(status(rig.master.core).stripes.lacks)
+    assert told == {"nothing more on drives is cold enough"}
+    put_pages(space, 24)
+    rig.pass_time(COLD_AFTER_S + 3.0)
+    assert stripes(rig)

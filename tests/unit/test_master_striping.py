@@ -71,24 +71,6 @@ def test_what_is_not_cold_yet_is_left_alone() -> None:
     assert status(rig.master.core).stripes.lacks == "nothing more on drives is cold enough"
 
 
-def test_what_is_told_of_a_search_in_vain_holds_until_something_is_found() -> None:
-    rig = pool(4)
-    space = rig.open_namespace()
-    told = set()
-    for _ in range(20):
-        rig.pass_time(0.25)
-        told.add(status(rig.master.core).stripes.lacks)
-    assert told == {"", "nothing more on drives is cold enough"}
-    told.clear()
-    for _ in range(20):
-        rig.pass_time(0.25)
-        told.add(status(rig.master.core).stripes.lacks)
-    assert told == {"nothing more on drives is cold enough"}
-    put_pages(space, 24)
-    rig.pass_time(COLD_AFTER_S + 3.0)
-    assert stripes(rig)
-
-
 def test_a_pool_without_stripes_never_looks() -> None:
     rig = pool(4, tunables(erasure="off", erasure_parameters={}))
     striped(rig)
