@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MODELS: Final = ("smollm", "tiny")
 
 
-def engine_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """A parser of the options that all of them take."""
+def pool_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser of what every program of the engine's side has to know of the pool."""
     parser = argparse.ArgumentParser(program, description=description)
     parser.add_argument(
         "--master",
@@ -36,12 +36,24 @@ def engine_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--secret-file", type=Path, metavar="FILE", help="file with the cluster secret"
     )
+    return parser
+
+
+def model_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that programs with a model take."""
+    parser = pool_parser(program, description)
     parser.add_argument(
         "--model",
         choices=MODELS,
         default=MODELS[0],
         help="smollm: SmolLM2-135M-Instruct; tiny: a random model of no size",
     )
+    return parser
+
+
+def engine_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that programs about a document take."""
+    parser = model_parser(program, description)
     parser.add_argument(
         "--document",
         type=Path,
@@ -69,6 +81,15 @@ def load_model(name: str) -> LanguageModel:
     from workers import smollm
 
     return smollm.load()
+
+
+def tokenizer_folder(name: str) -> str:
+    """Where the tokenizer of one of MODELS lies; empty where a token is a byte."""
+    if name == "tiny":
+        return ""
+    from workers import smollm
+
+    return str(smollm.converted())
 
 
 def say(program: str, text: str) -> None:

@@ -1,0 +1,213 @@
+"""The HTTP side of a gateway: OpenAI's completions and chats, streamed or whole.
+
+Owns aiohttp's server. A client that hangs up cancels its request, wherever that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from aiohttp import web
+
+from kvstore.errors import BadValue, KVStoreError
+from workers.gateway_answers import (
+    BAD_REQUEST,
+    DONE,
+    Answering,
+    error_body,
+    event,
+    status_of,
+)
+from workers.gateway_metrics import GatewayMetrics
+from workers.gateway_relay import Passage
+from workers.gateway_requests import chat_completion, completion
+from workers.gateway_text import AnswerText
+from workers.serve_messages import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from workers.chat_formats import ChatFormat
+    from workers.gateway_relay import Fleet
+    from workers.gateway_requests import Wish
+
+LOG: Final = logging.getLogger(__name__)
+REQUEST_ID: Final = "X-Request-Id"
+GOOD_ID: Final = re.compile(r"[\w.:\-]{1,100}", re.ASCII)
+SEED_BITS: Final = 63
+SUFFIX_BYTES: Final = 6
+SSE: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The one model behind a gateway."""
+
+    model: str
+    chat: ChatFormat
+    context_tokens: int
+
+
+class Gateway:
+    """What a gateway answers."""
+
+    def __init__(self, fleet: Fleet, served: Served) -> None:
+        """Serve that fleet's model."""
+        self._fleet = fleet
+        self._served = served
+        self._metrics = GatewayMetrics()
+
+    def application(self) -> web.Application:
+        """All routes."""
+        made = web.Application(client_max_size=BODY_BYTES_MAX)
+        made.router.add_post("/v1/completions", self._completion)
+        made.router.add_post("/v1/chat/completions", self._chat)
+        made.router.add_get("/v1/models", self._models)
+        made.router.add_get("/healthz", self._health)
+        made.router.add_get("/metrics", self._page)
+        return made
+
+    async def _models(self, _: web.Request) -> web.StreamResponse:
+        row = {"id": self._served.model, "object": "model", "created": 0, "owned_by": "kvharbor"}
+        return _json({"object": "list", "data": [row]})
+
+    async def _health(self, _: web.Request) -> web.StreamResponse:
+        return _json({"serving": True})
+
+    async def _page(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._metrics.page(), content_type="text/plain")
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, completion)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, chat_completion)
+
+    async def _counted(
+        self, request: web.Request, parse: Callable[[object, str, ChatFormat, int], Wish]
+    ) -> web.StreamResponse:
+        """Answer, and count how that ended."""
+        given = request.headers.get(REQUEST_ID) or secrets.token_hex(SUFFIX_BYTES)
+        request_id = given if GOOD_ID.fullmatch(given) else secrets.token_hex(SUFFIX_BYTES)
+        end = "gone"
+        try:
+            with self._metrics.running.track_inprogress():
+                if given != request_id:
+                    raise BadValue(REQUEST_ID, given, "1 to 100 letters, digits, or any of _.:-")
+                wish = parse(_decoded(await request.read()), *self._model())
+                response = await self._answer(request, request_id, wish)
+                end = "complete"
+                return response
+        except KVStoreError as error:
+            status = BAD_REQUEST if isinstance(error, BadValue) else status_of(error)
+            end = str(status)
+            LOG.info("%s: %d: %s", request_id, status, error)
+            headers = {REQUEST_ID: request_id}
+            if error.retry_after_s:
+                headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+            return _json(error_body(error), status, headers)
+        finally:
+            self._metrics.requests.labels(end).inc()
+
+    async def _answer(
+        self, request: web.Request, request_id: str, wish: Wish
+    ) -> web.StreamResponse:
+        """Raises what keeps the request from being answered."""
+        # A client may say the same id twice: the fleet's is the request's own.
+        inside = f"{request_id}/{secrets.token_hex(SUFFIX_BYTES)}"
+        seed = secrets.randbits(SEED_BITS) if wish.seed is None else wish.seed
+        passage = Passage(self._fleet, inside, wish, seed)
+        answering = Answering(wish, request_id, self._served.model, int(time.time()))
+        try:
+            await passage.open()
+            if wish.stream:
+                return await self._stream(request, request_id, passage, answering)
+            text = "".join([piece async for piece in self._pieces(passage, wish)])
+            body = answering.whole(text, self._finish(passage), passage)
+            return _json(body, headers={REQUEST_ID: request_id})
+        finally:
+            self._note(request_id, passage, wish)
+
+    async def _stream(
+        self, request: web.Request, request_id: str, passage: Passage, answering: Answering
+    ) -> web.StreamResponse:
+        """An event for each piece. An error after the first is an event, too."""
+        response = web.StreamResponse(headers={**SSE, REQUEST_ID: request_id})
+        try:
+            async with aclosing(self._pieces(passage, passage.wish)) as pieces:
+                async for piece in pieces:
+                    is_first = not response.prepared
+                    if is_first:
+                        await response.prepare(request)
+                    await response.write(answering.chunk(piece, is_first=is_first))
+        except KVStoreError as error:
+            if not response.prepared:
+                raise
+            LOG.warning("%s: ended early: %s", request_id, error)
+            await response.write(event(error_body(error)))
+        else:
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(answering.chunk("", self._finish(passage)))
+            if passage.wish.usage_at_end or passage.wish.timings:
+                await response.write(answering.usage_chunk(passage))
+            await response.write(DONE)
+        await response.write_eof()
+        return response
+
+    async def _pieces(self, passage: Passage, wish: Wish) -> AsyncGenerator[str, None]:
+        """The answer's text as it comes."""
+        text = AnswerText(self._served.chat, wish.stop)
+        began_s = time.perf_counter()
+        async with aclosing(passage.tokens()) as tokens:
+            async for token in tokens:
+                if began_s:
+                    self._metrics.first_token.observe(time.perf_counter() - began_s)
+                    began_s = 0.0
+                if piece := text.add(token):
+                    yield piece
+                if text.is_stopped:
+                    passage.is_satisfied = True
+                    return
+        if rest := text.end():
+            yield rest
+
+    def _finish(self, passage: Passage) -> str:
+        return "stop" if passage.is_satisfied else passage.answer.finish
+
+    def _note(self, request_id: str, passage: Passage, wish: Wish) -> None:
+        stages, tokens = passage.stages, len(passage.answer.tokens)
+        self._metrics.passed(stages)
+        self._metrics.tokens.labels("prompt").inc(len(wish.tokens))
+        self._metrics.tokens.labels("answer").inc(tokens)
+        LOG.info(
+            "%s: %d tokens in, %d out; queue %.3f s, prefill %.3f s, route %.3f s, install %.3f s, "
+            "decode %.3f s; %d prefills, %d routes", request_id, len(wish.tokens), tokens,
+            stages.queue_s, stages.prefill_s, stages.route_s, stages.install_s, stages.decode_s,
+            stages.prefills, stages.routes,
+        )  # fmt: skip
+
+    def _model(self) -> tuple[str, ChatFormat, int]:
+        return self._served.model, self._served.chat, self._served.context_tokens
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        found: object = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise BadValue("body", body[:40], f"JSON: {error}") from error
+    return found
+
+
+def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers=headers,
+        content_type="application/json",
+    )  # fmt: skip

@@ -1,0 +1,296 @@
+"""One request's way through a fleet: ticket, prefill, route, decode, and again where one dies.
+
+A coroutine for each request; whoever iterates its tokens may stop at any moment, and the ticket is
+cancelled then. Owns the order of the questions, and what is tried again: a token that was yielded
+is never yielded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
+
+from kvstore.client.ticket_holder import KEEP_EVERY_S, TicketHolder
+from kvstore.client.tickets import (
+    TicketRequest,
+    cancel_ticket,
+    fail_prefill,
+    finish_ticket,
+    open_ticket,
+)
+from kvstore.errors import (
+    CallerError,
+    DeadlineExceeded,
+    KVStoreError,
+    Unavailable,
+    UnknownTicket,
+)
+from workers.gateway_merge import Answer
+from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.client.steps import Steps
+    from kvstore.clock import Clock
+    from kvstore.wire.messages.tickets import TicketOpened, TicketRouted
+    from workers.gateway_requests import Wish
+    from workers.serve_messages import Line, PrefillDone
+
+LOG: Final = logging.getLogger(__name__)
+PREFILLS_MAX: Final = 4
+"""Prefill workers that a request is tried on."""
+AWAIT_S: Final = 10.0
+"""One question for a route; it is asked again until the deadline."""
+
+T = TypeVar("T")
+
+
+class Master(Protocol):
+    """What is needed of a store; `AsyncKVStore` is one."""
+
+    async def carry_out(self, plan: Steps[T]) -> T:
+        """Run a plan that only asks the master."""
+        ...
+
+
+class Workers(Protocol):
+    """What is needed of the inference workers; `InferenceWorkers` is one."""
+
+    async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
+        """Have a prompt computed and staged."""
+        ...
+
+    def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
+        """The lines of an answer, up to where the worker ends them."""
+        ...
+
+
+class Stages(msgspec.Struct):
+    """Seconds that a request spent where, and what happened on the way."""
+
+    queue_s: float = 0.0
+    """For admission, and at the prefill worker before its turn."""
+    prefill_s: float = 0.0
+    route_s: float = 0.0
+    install_s: float = 0.0
+    decode_s: float = 0.0
+    prefills: int = 0
+    routes: int = 0
+    reused_tokens: int = 0
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """Seconds from a request's arrival."""
+
+    first_token_s: float
+    """Wished for the first token: admission goes by it."""
+    deadline_s: float
+    """Nobody waits longer for the last one."""
+
+
+class Fleet:
+    """What the requests of one fleet share. Belongs to one loop."""
+
+    def __init__(
+        self,
+        master: Master,
+        workers: Workers,
+        opened: OpenedNamespace,
+        end_token: int,
+        patience: Patience,
+        clock: Clock,
+    ) -> None:
+        """Ask nothing yet."""
+        self.master: Final = master
+        self.workers: Final = workers
+        self.opened: Final = opened
+        self.end_token: Final = end_token
+        self.patience: Final = patience
+        self.clock: Final = clock
+        self.holder: Final = TicketHolder(clock)
+        self._ends: set[asyncio.Future[None]] = set()
+
+    async def keep_on(self) -> None:
+        """Present what is held to each new master, until cancelled."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            await self.present()
+
+    async def present(self) -> None:
+        """Once; a master that cannot be reached now is told the next time."""
+        try:
+            refused = await self.master.carry_out(self.holder.keep())
+        except KVStoreError as error:
+            LOG.warning("presenting tickets: %s", error)
+        else:
+            for ticket in refused:
+                LOG.warning("ticket %d is refused by the new master", ticket)
+
+    def end(self, ticket: int, claim: int, *, is_finished: bool) -> None:
+        """Tell the master, beside whatever the caller does next: it may be cancelled."""
+        self.holder.drop(ticket)
+        plan = finish_ticket(ticket, claim) if is_finished else cancel_ticket(ticket)
+        ending = asyncio.ensure_future(self._tell(plan))
+        self._ends.add(ending)
+        ending.add_done_callback(self._ends.discard)
+
+    async def close(self) -> None:
+        """Wait until the master was told of every end."""
+        await asyncio.gather(*self._ends)
+
+    async def _tell(self, plan: Steps[None]) -> None:
+        try:
+            await self.master.carry_out(plan)
+        except KVStoreError as error:  # the ticket then ends by its deadline
+            LOG.warning("ending a ticket: %s", error)
+
+
+class Passage:
+    """One request in a fleet."""
+
+    def __init__(self, fleet: Fleet, request: str, wish: Wish, seed: int) -> None:
+        """Ask nothing yet."""
+        self._fleet = fleet
+        self._request = request
+        self.wish: Final = wish
+        self._sampling = Sampling(wish.temperature, wish.top_p, seed)
+        self._began_s = fleet.clock.now_s()
+        self._opened: TicketOpened | None = None
+        self._route = 0
+        self.is_satisfied = False
+        """For who iterates `tokens` to set, if it stops early because it has all that it wants."""
+        self.answer: Final = Answer(wish.max_tokens, fleet.end_token)
+        self.stages: Final = Stages()
+
+    async def open(self) -> None:
+        """Ask for admission. Throttled where it cannot begin now."""
+        fleet, wish = self._fleet, self.wish
+        request = TicketRequest(
+            fleet.opened, self._request, fleet.opened.chain(wish.tokens), len(wish.tokens),
+            wish.max_tokens, fleet.patience.first_token_s, fleet.patience.deadline_s,
+        )  # fmt: skip
+        opening = asyncio.ensure_future(fleet.master.carry_out(open_ticket(request)))
+        try:
+            self._opened = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The master may have opened it already: its number is waited for, to cancel it.
+            opening.add_done_callback(self._unwanted)
+            raise
+        fleet.holder.hold(request, self._opened)
+        self.stages.queue_s = self._passed_s()
+
+    async def tokens(self) -> AsyncGenerator[int, None]:
+        """Every token of the answer, once. Raises what ends it early.
+
+        DeadlineExceeded, Throttled where no other prefill worker may have it now, Unavailable.
+        """
+        opened = self._opened
+        assert opened is not None, "open comes first"
+        is_finished = False
+        try:
+            self.answer.begin(await self._prefill(opened))
+            yield self.answer.tokens[0]
+            while not self.answer.finish:
+                async with aclosing(self._decode(await self._routed(opened.ticket))) as fresh:
+                    async for token in fresh:
+                        yield token
+            is_finished = True
+        except GeneratorExit:
+            is_finished = self.is_satisfied
+            raise
+        finally:
+            claim = self.answer.claim
+            self._fleet.end(opened.ticket, claim, is_finished=is_finished and claim > 0)
+
+    async def _prefill(self, opened: TicketOpened) -> int:
+        """The first token, from whichever prefill worker does it."""
+        for _ in range(PREFILLS_MAX):
+            self.stages.prefills += 1
+            ask = PrefillAsk(
+                opened.ticket, self._request, self.wish.tokens, self._sampling, self._left_s()
+            )
+            try:
+                async with asyncio.timeout(ask.deadline_s):
+                    done = await self._fleet.workers.prefill(opened.where, ask)
+            except UnknownTicket:
+                await self._fleet.present()
+            except CallerError:
+                raise
+            except (KVStoreError, TimeoutError) as error:
+                LOG.warning("%s: prefill at %s: %s", self._request, opened.prefill, error)
+                self._left_s()
+                failed = fail_prefill(opened.ticket, opened.prefill)
+                opened = await self._fleet.master.carry_out(failed)
+                self._fleet.holder.note(opened.ticket, worker=opened.prefill)
+            else:
+                self.stages.queue_s += done.queue_s
+                self.stages.prefill_s += done.compute_s
+                self.stages.reused_tokens = done.reused_tokens
+                return done.first
+        raise Unavailable(f"{PREFILLS_MAX} prefill workers have failed")
+
+    async def _routed(self, ticket: int) -> TicketRouted:
+        """The next decode worker."""
+        began_s = self._passed_s()
+        routed = None
+        while routed is None:
+            plan = self._fleet.holder.await_route(
+                ticket, self._route, timeout_s=min(AWAIT_S, self._left_s())
+            )
+            routed = await self._fleet.master.carry_out(plan)
+        self._route = routed.route
+        self._fleet.holder.note(ticket, worker=routed.decode)
+        self.stages.route_s += self._passed_s() - began_s
+        self.stages.routes += 1
+        return routed
+
+    async def _decode(self, routed: TicketRouted) -> AsyncGenerator[int, None]:
+        """What one decode worker brings, up to where it ends, for whatever reason."""
+        assert self._opened is not None
+        wish, answer, ticket = self.wish, self.answer, self._opened.ticket
+        ask = DecodeAsk(
+            ticket, routed.route, self._request, len(wish.tokens),
+            (*wish.tokens, *answer.tokens), wish.max_tokens, self._sampling, self._left_s(),
+        )  # fmt: skip
+        began_s = self._passed_s()
+        try:
+            async with aclosing(self._fleet.workers.decode(routed.where, ask)) as lines:
+                async for line in lines:
+                    if line.index < 0:
+                        self.stages.install_s += self._passed_s() - began_s
+                        began_s = self._passed_s()
+                    if answer.hear(line):
+                        yield line.token
+                    self._fleet.holder.note(ticket, token=answer.claim)
+                    if answer.finish:
+                        return
+                    self._left_s()
+            LOG.info("%s: %s has handed it on", self._request, routed.decode)
+        except UnknownTicket:
+            await self._fleet.present()
+        except (CallerError, DeadlineExceeded):
+            raise
+        except KVStoreError as error:
+            LOG.warning("%s: decode at %s: %s", self._request, routed.decode, error)
+        finally:
+            self.stages.decode_s += self._passed_s() - began_s
+
+    def _unwanted(self, opening: asyncio.Future[TicketOpened]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._fleet.end(opening.result().ticket, 0, is_finished=False)
+
+    def _passed_s(self) -> float:
+        return self._fleet.clock.now_s() - self._began_s
+
+    def _left_s(self) -> float:
+        """Until the deadline. DeadlineExceeded when it has passed."""
+        left_s = self._fleet.patience.deadline_s - self._passed_s()
+        if left_s <= 0:
+            raise DeadlineExceeded(f"not complete within {self._fleet.patience.deadline_s:g} s")
+        return left_s

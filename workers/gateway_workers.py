@@ -1,0 +1,114 @@
+"""How a gateway asks inference workers: HTTP with a proof of the cluster secret.
+
+Owns aiohttp's client. Whatever keeps a worker from answering is Unavailable, OutOfSpace or Fenced:
+then another one can be asked; CallerErrors are the question's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import aiohttp
+
+from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable, error_from_wire
+from workers.serve_messages import (
+    ABOUT,
+    DECODE,
+    LINE_BYTES_MAX,
+    PREFILL,
+    About,
+    Line,
+    PrefillDone,
+    Trouble,
+    decode,
+    encode,
+)
+from workers.serve_proof import PROOF_HEADER, SALT_HEADER, prove
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from workers.serve_messages import DecodeAsk, PrefillAsk
+
+T = TypeVar("T")
+
+OK: Final = 200
+UNPROVED: Final = 401
+CONNECT_S: Final = 3.0
+SILENCE_S: Final = 60.0
+"""Without a byte of an answer: a worker that hangs counts as dead."""
+
+
+class InferenceWorkers:
+    """The workers that a gateway talks to, by their addresses."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        """Connect to none yet. Made inside a running loop."""
+        self._secret = secret
+        self._salts: dict[str, str] = {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_BYTES_MAX)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._session.close()
+
+    async def about(self, where: str) -> About:
+        """What that worker runs."""
+        async with self._answer(where, ABOUT, b"") as response:
+            return _decoded(await response.read(), About)
+
+    async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
+        """Have a prompt computed and staged."""
+        async with self._answer(where, PREFILL, encode(ask)) as response:
+            return _decoded(await response.read(), PrefillDone)
+
+    async def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
+        """The lines of an answer, up to where the worker ends them."""
+        async with self._answer(where, DECODE, encode(ask)) as response:
+            while line := await response.content.readline():
+                yield _decoded(line, Line)
+
+    @asynccontextmanager
+    async def _answer(
+        self, where: str, path: str, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._post(where, path, body) as response:
+                if response.status != UNPROVED or self._secret is None:
+                    yield await _well(response)
+                    return
+                # It has a salt that was not known here, or a new one.
+                self._salts[where] = response.headers.get(SALT_HEADER, "")
+            async with self._post(where, path, body) as response:
+                yield await _well(response)
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise Unavailable(f"worker at {where}: {type(error).__name__} {error}") from error
+
+    def _post(self, where: str, path: str, body: bytes) -> aiohttp.client._RequestContextManager:
+        headers = {}
+        if self._secret is not None:
+            headers[PROOF_HEADER] = prove(self._secret, self._salts.get(where, ""), path, body)
+        return self._session.post(f"http://{where}{path}", data=body, headers=headers)
+
+
+async def _well(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    """The answer, unless it is a refusal."""
+    if response.status == OK:
+        return response
+    body = await response.read()
+    try:
+        trouble = decode(body, Trouble)
+    except BadValue:
+        raise Unavailable(f"status {response.status}: {body[:80]!r}") from None
+    error = error_from_wire(trouble.code, trouble.text)
+    raise error if type(error) is not KVStoreError else Unavailable(trouble.text)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return decode(body, kind)
+    except BadValue as error:
+        raise MalformedMessage(str(error)) from error

@@ -1,0 +1,218 @@
+"""An inference worker: a model that computes prompts, answers, or both, behind a gateway.
+
+    python -m workers.serve --role prefill|decode|both --master HOST:PORT
+
+A client of the pool with a model of its own. Owns the order of start and end: the model is loaded
+and the server listens before the fleet hears of this worker; at a SIGTERM what runs is handed over
+to others first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+from aiohttp import web
+
+from kvstore.announcement import Announcement, announce, withdraw
+from kvstore.client.store import KVStore
+from kvstore.connectors.transformers import PooledPrefix
+from kvstore.errors import BadValue
+from kvstore.rpc.address import bind, bound_address
+from kvstore.rpc.identity import this_host
+from kvstore.startup import run_server
+from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
+from workers.batching import engine_of
+from workers.engine import ROWS_MAX
+from workers.engine_options import load_model, model_parser, secret_of, tokenizer_folder
+from workers.generation import warm_up
+from workers.serve_batch import Batch
+from workers.serve_decode import DecodeDesk
+from workers.serve_http import Desk
+from workers.serve_kv import TicketKV
+from workers.serve_member import Membership
+from workers.serve_messages import About
+from workers.serve_prefill import PrefillDesk
+from workers.serve_proof import Doorkeeper
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from kvstore.client.tickets import Member
+    from workers.generation import LanguageModel
+
+ROLES: Final = ("prefill", "decode", "both")
+CAPACITY_TOKENS: Final = 65_536
+CALLS_AT_ONCE: Final = 32
+CLOSE_S: Final = 2.0
+"""For answers that are under way when the worker ends."""
+
+
+class Worker:
+    """The parts of one inference worker."""
+
+    def __init__(
+        self, options: argparse.Namespace, language: LanguageModel, store: KVStore, where: str
+    ) -> None:
+        """Join the fleet. Raises what the master refuses."""
+        self._store = store
+        prefix = PooledPrefix(store, language.model, language.model_id)
+        self._kv = TicketKV(store, prefix)
+        self._namespace = prefix.namespace
+        self._language = language
+        self._role = str(options.role)
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.prefill = None if self._role == "decode" else self._prefill_desk()
+        self.batch, self.decode = self._decode_desk(options)
+        wish = JoinFleet(
+            self._namespace.id, options.name, self._role, where, this_host(), "", "",
+            options.capacity_tokens if self.decode else 0, options.rows if self.decode else 0,
+        )  # fmt: skip
+        self.membership = Membership(store, wish, self.report, self._drop)
+
+    def about(self, options: argparse.Namespace) -> About:
+        """What gateways have to know."""
+        context = int(self._language.model.config.max_position_embeddings)
+        room = options.capacity_tokens if self.decode else context
+        return About(
+            self._language.model_id, self._namespace.content, self._namespace.layout,
+            min(context, room), tokenizer_folder(options.model),
+        )  # fmt: skip
+
+    def report(self, member: Member) -> FleetBeat:
+        """The present state."""
+        prefill, decode = self.prefill, self.decode
+        return FleetBeat(
+            member.namespace, member.worker, member.life,
+            queued_tokens=prefill.queued_tokens if prefill else 0,
+            tokens_per_s=prefill.tokens_per_s if prefill else 0.0,
+            step_s=self.batch.step_s if self.batch else 0.0,
+            link_bytes_per_s=decode.link_bytes_per_s if decode else 0.0,
+            rtt_s=0.0,
+            running=decode.running() if decode else (),
+            is_draining=bool(decode and decode.is_draining),
+        )  # fmt: skip
+
+    async def end(self) -> None:
+        """Hand over what runs, and leave."""
+        if self.decode is not None:
+            await self.decode.shed()
+        await asyncio.to_thread(self.membership.leave)
+
+    def _member(self) -> Member:
+        return self.membership.member
+
+    def _drop(self, tickets: tuple[int, ...]) -> None:
+        if self.decode is not None and tickets:
+            self.decode.drop(tickets)
+
+    def _prefill_desk(self) -> PrefillDesk:
+        return PrefillDesk(self._language, self._store, self._kv, self._member)
+
+    def _decode_desk(self, options: argparse.Namespace) -> tuple[Batch | None, DecodeDesk | None]:
+        if self._role == "prefill":
+            return None, None
+        loop = asyncio.get_running_loop()
+        engine = engine_of(
+            self._language.model, capacity_tokens=options.capacity_tokens, rows_max=options.rows
+        )
+
+        def broken(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._break, error)
+
+        batch = Batch(engine, broken)
+        stop = frozenset({self._language.chat.end_token})
+        return batch, DecodeDesk(self._store, self._kv, batch, self._member, stop)
+
+    def _break(self, error: BaseException) -> None:
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Run until a signal, or a bug of the batch's, ends it."""
+    loop = asyncio.get_running_loop()
+    secret = secret_of(options)
+    loop.set_default_executor(ThreadPoolExecutor(CALLS_AT_ONCE))
+    async with AsyncExitStack() as undo:
+        store = undo.enter_context(
+            KVStore.connect(options.master, tenant=options.tenant, secret=secret, name=options.name)
+        )
+        sock = undo.enter_context(bind(options.listen, secret))
+        language = load_model(options.model)
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        warm_up(language)
+        where = bound_address(sock)
+        worker = Worker(options, language, store, where)
+        prompts = undo.enter_context(ThreadPoolExecutor(1))
+        door = Doorkeeper(secret)
+        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts)
+        runner = web.AppRunner(
+            desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
+            access_log=None,
+        )  # fmt: skip
+        await runner.setup()
+        undo.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, sock).start()
+        # The master counts on a decode worker from its first beat on.
+        await worker.membership.beat_once()
+        if options.data_dir is not None:
+            announced = Announcement(options.name, os.getpid(), "", where, worker=options.name)
+            announce(options.data_dir, announced)
+            undo.callback(withdraw, options.data_dir, options.name)
+        beats = asyncio.ensure_future(worker.membership.beat_on())
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
+        stopped = asyncio.ensure_future(stopping.wait())
+        done, _ = await asyncio.wait(
+            (beats, stopped, worker.broken), return_when=asyncio.FIRST_COMPLETED
+        )
+        beats.cancel()
+        for each in done - {stopped}:
+            each.result()
+        await worker.end()
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Parse the command line and serve."""
+    parser = model_parser("workers.serve", "Computes prompts, answers, or both.")
+    parser.add_argument("--role", choices=ROLES, default="both")
+    parser.add_argument("--name", required=True, metavar="NAME", help="unique in its fleet")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--tenant", default="default", metavar="NAME")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="FOLDER", help="announce the address there, as NAME.json"
+    )
+    parser.add_argument(
+        "--capacity-tokens", type=int, default=CAPACITY_TOKENS, metavar="N",
+        help="KV tokens of all answers that run at once",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the model; 0 for one a core"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=ROWS_MAX, metavar="N", help="answers that run at once"
+    )
+    options = parser.parse_args(arguments)
+    for field in ("capacity_tokens", "rows"):
+        if getattr(options, field) < 1:
+            raise BadValue(field, getattr(options, field), "at least 1")
+    asyncio.run(serve(options))
+
+
+def main() -> None:
+    """Run the program; ends the process."""
+    run_server("workers.serve", run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The HTTP side of an inference worker: its gateway's questions, checked and answered.
+
+Owns aiohttp. A question without proof of the cluster secret is told the salt to prove it with. A
+gateway that hangs up has its question cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from kvstore.errors import AccessDenied, BadValue, CallerError, Fenced, KVStoreError, OutOfSpace
+from workers.serve_messages import (
+    ABOUT,
+    BODY_BYTES_MAX,
+    DECODE,
+    PREFILL,
+    DecodeAsk,
+    PrefillAsk,
+    Trouble,
+    decode,
+    encode,
+)
+from workers.serve_prefill import Unwanted
+from workers.serve_proof import PROOF_HEADER, SALT_HEADER
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from workers.serve_decode import DecodeDesk
+    from workers.serve_messages import About
+    from workers.serve_prefill import PrefillDesk
+    from workers.serve_proof import Doorkeeper
+
+STATUS: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
+    (AccessDenied, 403),
+    (Fenced, 409),
+    (OutOfSpace, 503),
+    (CallerError, 400),
+)
+DOWN: Final = 500
+UNPROVED: Final = 401
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class Desk:
+    """What a worker answers to its gateways. It has a prefill desk, a decode desk, or both."""
+
+    def __init__(
+        self,
+        about: About,
+        door: Doorkeeper,
+        prefill: PrefillDesk | None,
+        decode_desk: DecodeDesk | None,
+        one_by_one: Executor,
+    ) -> None:
+        """`one_by_one` runs prompts, one after another."""
+        self._about = about
+        self._door = door
+        self._prefill = prefill
+        self._decode = decode_desk
+        self._one_by_one = one_by_one
+
+    def application(self) -> web.Application:
+        """The routes of what this worker does."""
+        made = web.Application(client_max_size=BODY_BYTES_MAX)
+        made.router.add_post(ABOUT, self._tell_about)
+        if self._prefill is not None:
+            made.router.add_post(PREFILL, self._prompt)
+        if self._decode is not None:
+            made.router.add_post(DECODE, self._ticket)
+        return made
+
+    async def _tell_about(self, request: web.Request) -> web.StreamResponse:
+        body = await self._proved(request)
+        return self._unproved() if body is None else web.Response(body=encode(self._about))
+
+    async def _prompt(self, request: web.Request) -> web.StreamResponse:
+        body = await self._proved(request)
+        if body is None:
+            return self._unproved()
+        desk, unwanted, asked_s = self._prefill, threading.Event(), time.perf_counter()
+        assert desk is not None
+        tokens = 0
+        try:
+            ask = decode(body, PrefillAsk)
+            tokens = len(ask.tokens)
+            desk.queued_tokens += tokens
+            loop = asyncio.get_running_loop()
+            done = await loop.run_in_executor(self._one_by_one, desk.run, ask, asked_s, unwanted)
+        except (KVStoreError, Unwanted) as error:
+            return _refusal(error)
+        finally:
+            unwanted.set()
+            desk.queued_tokens -= tokens
+        LOG.info("%s: ticket %d: %d tokens, %d of them reused, first token after %.3f s",
+            ask.request, ask.ticket, tokens, done.reused_tokens, done.queue_s + done.compute_s,
+        )  # fmt: skip
+        return web.Response(body=encode(done))
+
+    async def _ticket(self, request: web.Request) -> web.StreamResponse:
+        body = await self._proved(request)
+        if body is None:
+            return self._unproved()
+        assert self._decode is not None
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            ask = decode(body, DecodeAsk)
+            LOG.info("%s: ticket %d: route %d", ask.request, ask.ticket, ask.route)
+            async with aclosing(self._decode.decode(ask)) as lines:
+                async for line in lines:
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(encode(line) + b"\n")
+        except KVStoreError as error:
+            if not response.prepared:
+                return _refusal(error)
+            LOG.warning("ticket given up: %s", error)
+        if not response.prepared:
+            return _refusal(Fenced("the ticket has gone to another worker"))
+        await response.write_eof()
+        return response
+
+    async def _proved(self, request: web.Request) -> bytes | None:
+        """The question, if it comes from one who has the secret."""
+        body = await request.read()
+        header = request.headers.get(PROOF_HEADER, "")
+        return body if self._door.admits(header, request.path, body) else None
+
+    def _unproved(self) -> web.Response:
+        trouble = Trouble(AccessDenied.code, "no proof of the cluster secret, or one used before")
+        headers = {SALT_HEADER: self._door.salt}
+        return web.Response(status=UNPROVED, body=encode(trouble), headers=headers)
+
+
+def _refusal(error: Exception) -> web.Response:
+    status = next((each for kind, each in STATUS if isinstance(error, kind)), DOWN)
+    code = error.code if isinstance(error, KVStoreError) else "unwanted"
+    if isinstance(error, BadValue) or status == DOWN:
+        LOG.warning("refused: %s", error)
+    return web.Response(status=status, body=encode(Trouble(code, str(error))))

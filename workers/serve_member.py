@@ -1,0 +1,71 @@
+"""An inference worker's place in its fleet: it joins, beats, and is told what is not its any more.
+
+A master that cannot be reached is no reason to stop: what runs goes on, the next beat tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kvstore.client.tickets import beat, join_fleet, leave_fleet
+from kvstore.errors import CallerError, Fenced, KVStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvstore.client.store import KVStore
+    from kvstore.client.tickets import Member
+    from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class Membership:
+    """One worker's membership."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        wish: JoinFleet,
+        report: Callable[[Member], FleetBeat],
+        drop: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        """`report` makes a beat of the present state, `drop` stops tickets of others."""
+        self._store = store
+        self._wish = wish
+        self._report = report
+        self._drop = drop
+        self.member: Member = store.carry_out(join_fleet(wish))
+
+    async def beat_on(self) -> None:
+        """Beat until cancelled. A life that the master has given up is followed by another."""
+        while True:
+            await asyncio.sleep(self.member.beat_every_s)
+            try:
+                await self.beat_once()
+            except CallerError:
+                raise
+            except KVStoreError as error:
+                LOG.warning("beat: %s", error)
+
+    async def beat_once(self) -> None:
+        """One beat now."""
+        message = self._report(self.member)
+        try:
+            fenced = await asyncio.to_thread(self._store.carry_out, beat(message))
+        except Fenced:
+            LOG.warning("the master has given this life up: joining again")
+            self._drop(tuple(each.ticket for each in message.running))
+            join = join_fleet(self._wish)
+            self.member = await asyncio.to_thread(self._store.carry_out, join)
+        else:
+            self._drop(fenced)
+
+    def leave(self) -> None:
+        """Say that this life has ended; the master finds out by itself where it does not hear."""
+        try:
+            self._store.carry_out(leave_fleet(self.member))
+        except KVStoreError as error:
+            LOG.warning("leave: %s", error)

@@ -1,0 +1,83 @@
+"""A prefill worker's work on one prompt: what the pool has, the rest chunk by chunk, the hand-over.
+
+Blocking, one prompt at a time; the pages that a chunk fills are in the pool before the next chunk
+is computed. Stateless: who dies half-way leaves pages that the next one finds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.client.tickets import begin_prefill, stage_ticket
+from workers.chunked_prefill import prefill
+from workers.sampling import pick
+from workers.serve_messages import PrefillDone
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import torch
+    from transformers import DynamicCache
+
+    from kvstore.client.store import KVStore
+    from kvstore.client.tickets import Member
+    from workers.generation import LanguageModel
+    from workers.serve_kv import TicketKV
+    from workers.serve_messages import PrefillAsk
+
+
+class Unwanted(Exception):  # an end that was asked for, not an error
+    """Nobody waits for this prompt any more."""
+
+
+class PrefillDesk:
+    """Computes prompts. `queued_tokens` and `tokens_per_s` are for the master's choice."""
+
+    def __init__(
+        self, language: LanguageModel, store: KVStore, kv: TicketKV, member: Callable[[], Member]
+    ) -> None:
+        """`member` tells this worker's present life."""
+        self._language = language
+        self._store = store
+        self._kv = kv
+        self._member = member
+        self.queued_tokens = 0
+        self.tokens_per_s = 0.0
+
+    def run(self, ask: PrefillAsk, asked_s: float, unwanted: threading.Event) -> PrefillDone:
+        """Compute, hand over, stage. Raises Unwanted, between chunks, once that is set."""
+        began_s = time.perf_counter()
+        _check(unwanted)
+        self._store.carry_out(begin_prefill(ask.ticket, self._member()))
+        cache, reused = self._kv.reuse(ask.tokens)
+        logits = self._compute(ask, cache, unwanted)
+        took_s = time.perf_counter() - began_s
+        self.tokens_per_s = (len(ask.tokens) - reused) / took_s
+        how = ask.sampling
+        first = pick(
+            logits, temperature=how.temperature, top_p=how.top_p, seed=how.seed,
+            position=len(ask.tokens),
+        )  # fmt: skip
+        done = self._kv.hand_over(ask.ticket, 0, ask.tokens, (first,), cache, ask.deadline_s)
+        _check(unwanted)
+        self._store.carry_out(stage_ticket(ask.ticket, self._member(), done))
+        return PrefillDone(first, reused, began_s - asked_s, time.perf_counter() - began_s)
+
+    def _compute(
+        self, ask: PrefillAsk, cache: DynamicCache, unwanted: threading.Event
+    ) -> torch.Tensor:
+        """Fill the cache; logits after the last token."""
+        logits = None
+        for done, logits in prefill(self._language.model, cache, ask.tokens):
+            _check(unwanted)
+            if logits is None:
+                self._kv.keep(ask.tokens[:done], cache)
+        assert logits is not None
+        return logits
+
+
+def _check(unwanted: threading.Event) -> None:
+    if unwanted.is_set():
+        raise Unwanted
