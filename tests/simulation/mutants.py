@@ -262,7 +262,7 @@ def quarantine_has_no_bound(patch: Patch) -> None:
 
 def copies_count_that_are_not_there(patch: Patch) -> None:
     """Eviction drops a copy in memory although nothing lies below it."""
-    patch.setattr(Run, "covered", lambda self, segment: b"\1" * len(self))
+    patch.setattr(Run, "covered", lambda self, segment, _=None: b"\1" * len(self))
 
 
 def moves_have_no_bound(patch: Patch) -> None:
