@@ -24,6 +24,7 @@ from kvstore.cli import (
     policy,
     relocation,
     replicas,
+    serving,
     standalone,
     tickets,
     tier,
@@ -48,7 +49,20 @@ from kvstore.exit_codes import ExitCode, exit_code_of
 
 MASTER_ADMIN: Final = f"127.0.0.1:{limits.MASTER_ADMIN_PORT}"
 WORKER: Final = f"127.0.0.1:{limits.WORKER_PORT}"
+GATEWAY: Final = f"127.0.0.1:{limits.GATEWAY_PORT}"
 WORKER_ADMIN: Final = f"127.0.0.1:{limits.WORKER_ADMIN_PORT}"
+MasterAdmin = Annotated[
+    str | None,
+    typer.Option(help="The master's HTTP host:port, or off.", show_default=MASTER_ADMIN),
+]
+WorkerAdmin = Annotated[
+    str | None,
+    typer.Option(help="The worker's HTTP host:port, or off.", show_default=WORKER_ADMIN),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(help="Serve a model by prefill and decode workers, so many of each: 1p2d."),
+]
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 failed, 2 an option, file or variable is wrong, 3 cannot be reached or "
     "not ready, 4 denied, 5 in use, 6 too little memory or disk, 7 another master leads, 8 a part "
@@ -102,14 +116,8 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     worker_listen: Annotated[
         str | None, typer.Option(help="The worker's host:port.", show_default=WORKER)
     ] = None,
-    admin: Annotated[
-        str | None,
-        typer.Option(help="The master's HTTP host:port, or off.", show_default=MASTER_ADMIN),
-    ] = None,
-    worker_admin: Annotated[
-        str | None,
-        typer.Option(help="The worker's HTTP host:port, or off.", show_default=WORKER_ADMIN),
-    ] = None,
+    admin: MasterAdmin = None,
+    worker_admin: WorkerAdmin = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with sections cluster, master, worker.")
     ] = None,
@@ -117,6 +125,9 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")
     ] = False,
+    pd: Shape = None,
+    model: Annotated[str, typer.Option(help="With --pd: smollm or tiny.")] = serving.MODELS[0],
+    gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
     as_json: AsJson = False,
 ) -> None:
     """Run a standalone pool, master and worker, until a signal stops it.
@@ -126,7 +137,8 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     """
     where = _places(data_dir)
     standalone.require_alone(config)
-    secret = cluster_section(config, secret_file).secret()
+    cluster = cluster_section(config, secret_file)
+    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file)
     disks = given_disks(config, nvme or (), where)
     devices = ",".join(hbm or ()) or None
     wiring = standalone.Wiring(
@@ -140,12 +152,13 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     places.prepare_disks(where, [disk.path for disk in disks])
     shown = str(where.data_dir), str(where.segment_dir)
     try:
-        with standalone.StandalonePool(where, wiring, secret, lock) as pool:
+        with standalone.StandalonePool(where, wiring, cluster.secret(), lock) as pool:
             ready = pool.start()
+            served = None if wish is None else pool.serve(wish, ready)
             if as_json or context.obj:
-                output.print_json(output.ready_value(ready, shown, os.getpid()))
+                output.print_json(output.ready_value(ready, shown, os.getpid(), served))
             else:
-                output.print_ready(ready, shown)
+                output.print_ready(ready, shown, served)
             pool.wait()
     except standalone.Stopped:
         return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kvstore.cli.masters import MasterRow
+    from kvstore.cli.serving import Served
     from kvstore.cli.standalone import Ready
     from kvstore.cli.trace import Replayed
     from kvstore.wire.messages.operator import PoliciesInForce
@@ -89,9 +90,12 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.4g} TiB"
 
 
-def ready_value(ready: Ready, places: tuple[str, str], pid: int) -> dict[str, object]:
+def ready_value(
+    ready: Ready, places: tuple[str, str], pid: int, served: Served | None
+) -> dict[str, object]:
     """The ready line's fields; `places` are the data folder and the segment folder."""
     status = ready.status
+    serving = {} if served is None else {"serving": served}
     return {
         "event": "ready",
         "pid": pid,
@@ -105,10 +109,11 @@ def ready_value(ready: Ready, places: tuple[str, str], pid: int) -> dict[str, ob
         "warnings": ready.warnings,
         "data_dir": places[0],
         "segment_dir": places[1],
+        **serving,
     }
 
 
-def print_ready(ready: Ready, places: tuple[str, str]) -> None:
+def print_ready(ready: Ready, places: tuple[str, str], served: Served | None) -> None:
     """Where the pool listens, and what it lends."""
     status, master, worker = ready.status, ready.master, ready.worker
     lines = [
@@ -129,6 +134,9 @@ def print_ready(ready: Ready, places: tuple[str, str]) -> None:
         f"  {segment.tier:<9} {size_text(segment.capacity_bytes)} ({segment.segment})"
         for segment in status.segments
     ]
+    if served is not None:
+        lines += [f"  {each.role:<9} {each.listen}" for each in served.workers]
+        lines.append(f"  gateway   http://{served.gateway.listen}/v1, model {served.model}")
     lines += [f"  warning   {text}" for text in ready.warnings]
     lines += [f"  data      {places[0]}", f"  segments  {places[1]}", "Ctrl-C stops it."]
     print("\n".join(lines), flush=True)

@@ -21,6 +21,7 @@ from kvstore.announcement import Announcement, announcement_path, read_announcem
 from kvstore.cli.operator import Operator
 from kvstore.cli.options import key_alone
 from kvstore.cli.places import forget_strange_segments
+from kvstore.cli.serving import GATEWAY, GATEWAY_MODULE, WORKER_MODULE, Served, Serving
 from kvstore.config_values import DiskSpace
 from kvstore.errors import BadValue, KVStoreError, Unavailable
 from kvstore.exit_codes import ExitCode
@@ -244,6 +245,23 @@ class StandalonePool:
             raise
         warnings = [text for each in self._parts for text in each.warnings()]
         return Ready(master, worker, status, discarded, warnings)
+
+    def serve(self, serving: Serving, ready: Ready) -> Served:
+        """Start inference workers beside the pool, then a gateway; returns when it listens.
+
+        Raises as `start`. The first start with a model may have to unpack it.
+        """
+        places, master = self._places, reachable(ready.master.listen)
+        parts = [
+            self._run(name, WORKER_MODULE, serving.worker_options(name, role, places, master))
+            for name, role in serving.workers()
+        ]
+        workers = [self._until(lambda part=part: self._announced(part)) for part in parts]
+        named = [each.listen for each in workers]
+        options = serving.gateway_options(named, places, master)
+        part = self._run(GATEWAY, GATEWAY_MODULE, options)
+        gateway = self._until(lambda: self._announced(part))
+        return Served(serving.model, gateway, workers)
 
     def wait(self) -> None:
         """Until a signal asks for the end (Stopped) or a part ends by itself (PartDied)."""

@@ -48,10 +48,16 @@ class Up:
     """A context manager around one `kvharbor up`; `ready` is its JSON line, decoded."""
 
     def __init__(
-        self, data_dir: Path, *options: str, dram: str = "64MiB", wrapper: tuple[str, ...] = ()
+        self,
+        data_dir: Path,
+        *options: str,
+        dram: str = "64MiB",
+        wrapper: tuple[str, ...] = (),
+        start_s: float = START_S,
     ) -> None:
         """Remember how to start it."""
         self.data_dir = data_dir
+        self._start_s = start_s
         self._command = [
             *(*wrapper, sys.executable, "-P", "-m", "kvstore.cli.main", "--json", "up"),
             *(f"--data-dir={data_dir}", f"--dram={dram}", *FREE_PORTS, *options),
@@ -69,7 +75,7 @@ class Up:
         )
         assert self.process.stdout is not None
         try:
-            said, _, _ = select.select([self.process.stdout], [], [], START_S)
+            said, _, _ = select.select([self.process.stdout], [], [], self._start_s)
             line = self.process.stdout.readline() if said else ""
             if not line:
                 self.process.kill()

@@ -1,0 +1,182 @@
+"""Prefill and decode workers behind a gateway: the answers of one process, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvstore.exit_codes import ExitCode
+from tests.cluster.serving import Asked, Fleet, alone, secret_file, wait_for
+from tests.cluster.up import Up, kvharbor, remove_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+COMPLETIONS = "/v1/completions"
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
+
+
+def prompt(number: int, length: int = 90) -> str:
+    """Prompts of different lengths, of which every third begins alike."""
+    words = f"chat {number % 3}: " + " ".join(str(i * (number % 3 + 3)) for i in range(length))
+    return words[: length + number]
+
+
+def body(text: str, tokens: int, **how: object) -> dict[str, Any]:
+    return {"prompt": text, "max_tokens": tokens, "temperature": 0, **how}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    remove_segments(tmp_path / "pool")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One for the tests that kill nothing."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with Fleet(folder, "prefill", "decode", "decode", secret=secret_file(folder)) as made:
+        yield made
+    remove_segments(folder / "pool")
+
+
+def test_up_serves_a_model(folder: Path) -> None:
+    options = ("--pd=1p2d", "--model=tiny", "--gateway=127.0.0.1:0")
+    with Up(folder / "pool", *options, dram="256MiB", start_s=240) as up:
+        serving = up.ready["serving"]
+        assert [each["role"] for each in serving["workers"]] == [
+            "prefill-1",
+            "decode-1",
+            "decode-2",
+        ]
+        where = serving["gateway"]["listen"]
+        with urllib.request.urlopen(f"http://{where}/v1/models") as answer:
+            (model,) = json.load(answer)["data"]
+        chat = {"model": model["id"], "messages": [{"role": "user", "content": "Hello"}]}
+        chat |= {"max_tokens": 12, "temperature": 0, "kvharbor_timings": True}
+        with Asked(where, "/v1/chat/completions", chat, {"X-Request-Id": "mine"}) as asked:
+            assert asked.response.headers["X-Request-Id"] == "mine"
+            said = json.loads(asked.response.read())
+        with Asked(where, "/v1/chat/completions", {**chat, "stream": True}, {}) as asked:
+            events = list(asked.events())
+        deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+        assert deltas[0]["role"] == "assistant"
+        content = "".join(delta.get("content", "") for delta in deltas)
+        assert content == said["choices"][0]["message"]["content"]
+        assert said["usage"]["kvharbor_timings"]["routes"] == 1
+        with urllib.request.urlopen(f"http://{where}/metrics") as answer:
+            assert b'kvharbor_gateway_requests_total{end="complete"} 2.0' in answer.read()
+        assert up.end() == (ExitCode.OK, "")
+
+
+def test_a_shape_that_is_none_is_refused(folder: Path) -> None:
+    done = kvharbor("up", f"--data-dir={folder}", "--pd=2d1p")
+    assert done.returncode == ExitCode.USAGE, done
+    assert "--pd: got '2d1p', want" in done.stderr
+
+
+def test_answers_are_those_of_one_process(fleet: Fleet) -> None:
+    asked = [(prompt(i), {} if i % 2 else SAMPLED) for i in range(9)]
+    with ThreadPoolExecutor(9) as threads:
+        answers = threads.map(lambda one: fleet.ask(COMPLETIONS, body(one[0], 24, **one[1])), asked)
+        for (text, how), (status, said) in zip(asked, answers, strict=True):
+            assert status == 200, said
+            assert said["choices"][0]["text"] == alone(text, 24, **how)
+            assert said["usage"]["prompt_tokens"] == len(text)
+    again = fleet.ask(COMPLETIONS, body(asked[1][0], 24))[1]
+    assert again["choices"][0]["text"] == alone(asked[1][0], 24)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    wait_for(fleet.is_idle, "everything to be given back")
+
+
+def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
+    whole = alone(prompt(1), 60)
+    stop = whole[20:23]
+    _, said = fleet.ask(COMPLETIONS, body(prompt(1), 60, stop=stop))
+    assert said["choices"][0]["text"] == whole[: whole.find(stop)]
+    assert said["choices"][0]["finish_reason"] == "stop"
+    wait_for(fleet.is_idle, "the ticket to end")
+
+
+def test_who_hangs_up_leaves_nothing_behind(fleet: Fleet) -> None:
+    with fleet.stream(COMPLETIONS, body(prompt(0), 2000)) as asked:
+        pieces = asked.pieces()
+        for _ in range(5):
+            next(pieces)
+        assert fleet.tickets().tickets == 1
+    with Asked(fleet.gateway, COMPLETIONS, body(prompt(2, 9000), 10), {}):
+        wait_for(lambda: fleet.tickets().tickets == 1, "the second to begin")
+    wait_for(fleet.is_idle, "everything to be given back")
+    assert fleet.ask(COMPLETIONS, body(prompt(1), 5))[0] == 200
+
+
+def test_what_is_wrong_is_named(fleet: Fleet) -> None:
+    status, said = fleet.ask(COMPLETIONS, {"prompt": "a", "top_p": 7})
+    assert (status, said["error"]["param"]) == (400, "top_p")
+    assert "got 7, want" in said["error"]["message"]
+    with Asked(fleet.gateway, COMPLETIONS, {}, {"X-Request-Id": "no spaces"}) as asked:
+        assert asked.response.status == 400
+
+
+def test_workers_hear_only_who_proves_the_secret(fleet: Fleet) -> None:
+    for path in ("/about", "/decode"):
+        with Asked(fleet.where("decode-1"), path, {}, {}) as asked:
+            assert asked.response.status == 401
+
+
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, {}), (signal.SIGTERM, SAMPLED)])
+def test_a_decode_worker_that_goes_is_followed_by_another(
+    folder: Path, number: signal.Signals, how: dict[str, Any]
+) -> None:
+    text, tokens = prompt(1), 200
+    with Fleet(folder, "prefill", "decode", "decode") as fleet:
+        with fleet.stream(COMPLETIONS, body(text, tokens, **how)) as asked:
+            pieces = asked.pieces()
+            said = [next(pieces) for _ in range(20)]
+            (row,) = fleet.tickets().rows
+            fleet.kill(row.decode, number)
+            said += pieces
+        assert "".join(said) == alone(text, tokens, **how)
+        assert "2 routes" in fleet.log("gateway")
+        wait_for(fleet.is_idle, "everything to be given back")
+
+
+def test_a_prefill_worker_that_dies_is_followed_by_another(folder: Path) -> None:
+    text = prompt(0, 12_000)
+    with Fleet(folder, "prefill", "prefill", "decode") as fleet, ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(fleet.ask, COMPLETIONS, body(text, 8))
+
+        def computing() -> str:
+            return next((r.prefill for r in fleet.tickets().rows if r.state == "prefilling"), "")
+
+        fleet.kill(wait_for(computing, "the prompt to be computed"))
+        status, said = asking.result()
+        assert (status, said["choices"][0]["text"]) == (200, alone(text, 8))
+        assert "2 prefills" in fleet.log("gateway")
+        wait_for(fleet.is_idle, "everything to be given back")
+
+
+def test_a_full_fleet_asks_for_patience(folder: Path) -> None:
+    small = ("--capacity-tokens=400", "--rows=2")
+    with Fleet(folder, "prefill", "decode", options=small) as fleet:
+        with fleet.stream(COMPLETIONS, body(prompt(0), 220)) as asked:
+            pieces = asked.pieces()
+            said = next(pieces)
+            with Asked(fleet.gateway, COMPLETIONS, body(prompt(1), 220), {}) as refused:
+                assert refused.response.status == 429, refused.response.read()
+                assert int(refused.response.headers["Retry-After"]) >= 1
+                error = json.loads(refused.response.read())["error"]
+            assert error["type"] == "rate_limit_error"
+            assert error["code"] == "decode_occupancy"
+            assert said + "".join(pieces) == alone(prompt(0), 220)
+        wait_for(fleet.is_idle, "everything to be given back")
+        assert fleet.ask(COMPLETIONS, body(prompt(1), 220))[0] == 200
