@@ -48,10 +48,13 @@ FAILURES_EXPECTED: Final = frozenset(
         "bad_value",
         "access_denied",
         "stale_epoch",
+        "fenced",
+        "unknown_ticket",
     )
 )
 """What may be answered to requests that are right: a worker's may be overtaken by its own new
-registration, and know of a higher epoch than who it asks."""
+registration, and know of a higher epoch than who it asks; a ticket's by another claim, or its end.
+"""
 LET_GO: Final = frozenset((FreeExtents.__name__, "retired"))
 """Why a page is missing that the master has let go, and nobody else."""
 WAS_AWAY: Final = "its worker was away"

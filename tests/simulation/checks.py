@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
     from tests.simulation.memory import SegmentMemory
     from tests.simulation.options import Options
+    from tests.simulation.pd_checks import PdChecks
     from tests.simulation.sim_client import SimClient
     from tests.simulation.sim_etcd import SimEtcd, Transaction
     from tests.simulation.sim_master import SimMaster
@@ -100,6 +101,8 @@ class Checks:
         """When each segment was last lost or registered."""
         self.answers = Answers(self)
         self.moves = MoveChecks(self)
+        self.tickets: PdChecks | None = None
+        """Where there are gateways and inference workers."""
         self.confirmed: set[tuple[int, str, int]] = set()
         """(epoch, segment, incarnation) whose inventory a worker has offered."""
         self._ordinals: dict[bytes, int] = {}
@@ -144,6 +147,8 @@ class Checks:
         if master.epoch in self._epochs or (is_late and self.is_in_force(master)):
             self.fail("I10", f"epoch {master.epoch} after {sorted(self._epochs)}")
         self._epochs.add(master.epoch)
+        if self.tickets is not None:
+            self.tickets.begins_term()
         self.world.counts["terms"] += 1
 
     def is_written(self, transaction: Transaction) -> None:
@@ -158,6 +163,8 @@ class Checks:
         if isinstance(event, Request):
             message = event.message
             self.answers.hears(message)
+            if self.tickets is not None:
+                self.tickets.master_hears(master, message)
             if isinstance(message, OfferInventory):
                 self.confirmed.add((master.epoch, message.segment, message.incarnation))
             name = type(message).__name__
@@ -178,6 +185,8 @@ class Checks:
     def master_replies(self, master: SimMaster, asked: Message, reply: Message) -> None:
         """The master's answer, at the moment that it is true."""
         self.answers.check(master, asked, reply)
+        if self.tickets is not None and self.is_in_force(master):
+            self.tickets.master_replies(master, asked, reply)
 
     # --- bytes ------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from master.core import Core
     from master.plans import Plan
     from master.segments import Segment
+    from master.tickets import Ticket
     from tests.simulation.history import Place
     from tests.simulation.sim_master import SimMaster
 
@@ -41,6 +42,36 @@ def core_of(master: SimMaster) -> Core:
 def parts(master: SimMaster, namespace: bytes) -> range:
     """The parts that a page of a namespace has."""
     return range(core_of(master).namespaces.get(namespace).tree.parts)
+
+
+def ordinal(master: SimMaster, namespace: bytes) -> int:
+    """Of a namespace, in records and slots."""
+    return core_of(master).namespaces.get(namespace).ordinal
+
+
+def ticket(master: SimMaster, number: int) -> Ticket | None:
+    """A ticket that has not ended."""
+    return core_of(master).tickets.find(number)
+
+
+def held_by_tickets(master: SimMaster) -> list[str]:
+    """Whatever tickets hold, in words."""
+    core = core_of(master)
+    tickets = core.tickets
+    left = [f"{each}" for each in tickets.all()]
+    if core.pins.tickets.pages:
+        left.append(f"{core.pins.tickets.pages} pages are pinned")
+    if tickets.staged_bytes or tickets.source_bytes:
+        left.append(f"{tickets.staged_bytes} bytes are staged, {tickets.source_bytes} move")
+    for fleet in tickets.fleets:
+        if fleet.credit_tokens or fleet.waiting:
+            left.append(f"credit of {fleet.credit_tokens} tokens")
+        left += [
+            f"{worker.name} has {worker.used_tokens} tokens of {list(worker.tickets)}"
+            for worker in fleet.workers.values()
+            if worker.used_tokens or worker.tickets or worker.strange_tokens
+        ]
+    return left
 
 
 def owner_token(plan: Plan) -> bytes:

@@ -17,6 +17,8 @@ from tests.simulation.world import FAIR, Weather
 CHUNK_BYTES: Final = 64 * limits.KIB
 ODD_PACE: Final = 4 * (CHUNK_BYTES // 2 - limits.KIB)
 """Bytes a second that a scrubber verifies, at which looks begin behind the last page of a chunk."""
+STAGED_BYTES: Final = 96 * limits.KIB
+"""Of tickets, all together: three or four of them."""
 STAGING: Final = Geometry(CHUNK_BYTES, CHUNK_BYTES)
 """Of the memory where each worker stages pages of its disks: little, so that slots are reused."""
 
@@ -77,10 +79,12 @@ class Options:
     copy_bytes_per_s: int = limits.COPY_BYTES_PER_S
     relocations: float = 0.0
     """Wishes of an operator."""
+    tickets: float = 0.0
+    """Requests a second of each gateway; 0: there is neither gateway nor inference worker."""
     etcd_faults: float = 0.0
     stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()
-    """Who is crashed and paused: master, worker, client, etcd."""
+    """Who is crashed and paused: master, worker, client, etcd, gateway, prefill, decode."""
 
     @property
     def geometry(self) -> Geometry:
@@ -101,7 +105,7 @@ class Options:
             promote_hits=self.promote_hits, stale_read_max_s=self.stale_read_max_s,
             replicas=self.replicas, replicas_apart=self.replicas_apart,
             repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
-            replication_parameters=self._heat,
+            replication_parameters=self._heat, staging_bytes=STAGED_BYTES,
         )  # fmt: skip
 
     @property
@@ -166,7 +170,8 @@ def options_of(seed: int) -> Options:
     pace = Random(f"scrub {seed}").choice((0, 0, CHUNK_BYTES, ODD_PACE))
     wishes = Random(f"operator {seed}").choice((0.0, 0.0, 0.3)) if drawn.workers > 1 else 0.0
     masters = _masters_of(random, drawn.fault_kinds)
-    return replace(drawn, scrub_bytes_per_s=pace, relocations=wishes, **masters)
+    drawn = replace(drawn, scrub_bytes_per_s=pace, relocations=wishes, **masters)
+    return replace(drawn, **_tickets_of(Random(f"tickets {seed}"), drawn.fault_kinds))
 
 
 def _more_of(random: Random) -> dict[str, Any]:
@@ -201,6 +206,15 @@ def _replicas_of(random: Random, workers: int) -> dict[str, Any]:
         "copy_bytes_per_s": random.choice((16 * limits.KIB, limits.MIB, limits.COPY_BYTES_PER_S)),
         "workers": max(workers, random.choice((2, 3, 4))),
     }
+
+
+def _tickets_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of Options about tickets: a third of the pools serve requests."""
+    tickets = random.choice((0.0, 0.0, 0.0, 0.0, 0.5, 2.0))
+    if not tickets:
+        return {}
+    struck = [kind for kind in ("gateway", "prefill", "decode") if random.random() < 0.5]
+    return {"tickets": tickets, "fault_kinds": (*kinds, *struck)}
 
 
 def _masters_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:

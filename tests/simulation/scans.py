@@ -142,6 +142,8 @@ def at_rest(checks: Checks) -> list[str]:
         left.append(f"I34: replicas are too few or too many: {list(core.replication.queue)}")
     if core.replication.scans or core.replication.census.is_running:
         left.append(f"I34: scans are due at {core.replication.scans}")
+    if checks.tickets is not None:
+        left += checks.tickets.at_rest(master)
     for worker in checks.workers.values():
         if worker.core is None:
             left.append(f"{worker.name} is down")

@@ -15,6 +15,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.memory import SegmentMemory
 from tests.simulation.options import STAGING, Options, options_of
 from tests.simulation.pages import HALVES, WHOLE, Universe
+from tests.simulation.pd_fleet import PdFleet
 from tests.simulation.scans import at_rest, scan
 from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_etcd import ETCD, SimEtcd
@@ -29,6 +30,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from collections import Counter
 
+    from tests.simulation.pd_node import PdNode
     from tests.simulation.sim_metadata import SimStore
     from tests.simulation.store import SegmentStore
     from tests.simulation.tasks import Steps
@@ -73,6 +75,7 @@ class Simulation:
         for number in range(self.options.clients):
             self._add_client(f"client{number}", f"host{number % self.options.hosts}")
         self.operator = self._new_operator() if self.options.relocations else None
+        self.fleet = PdFleet(self) if self.options.tickets else None
         self.faults = Faults(self)
         self._steps_to_scan = STEPS_PER_SCAN
 
@@ -127,7 +130,12 @@ class Simulation:
 
     def clients_by_name(self, name: str) -> SimClient:
         """A client, for a worker that has its buffer mapped."""
-        return self.clients[name]
+        return self.clients[name] if name in self.clients else self.inference_process(name)
+
+    def inference_process(self, name: str) -> PdNode:
+        """A gateway, prefill or decode worker."""
+        assert self.fleet is not None
+        return self.fleet.nodes[name]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -155,6 +163,8 @@ class Simulation:
             self._start_callers(name)
         if self.operator is not None:
             spawn(self.world, OPERATOR, self.operator.work(self.options.relocations))
+        if self.fleet is not None:
+            self.fleet.start()
 
     def _start_callers(self, name: str) -> None:
         client = self.clients[name]
@@ -171,6 +181,8 @@ class Simulation:
                 caller.is_stopped = True
         if self.operator is not None:
             self.operator.is_stopped = True
+        if self.fleet is not None:
+            self.fleet.stop_work()
 
     def crash(self, name: str) -> None:
         """kill -9 of any process."""
@@ -181,7 +193,7 @@ class Simulation:
         elif name in self.workers:
             self.workers[name].crash()
         else:
-            self.clients[name].crash()
+            self.clients_by_name(name).crash()
 
     def lose_power(self, name: str) -> None:
         """Kill a worker, and of what its disks had not synced some is lost."""
@@ -202,8 +214,10 @@ class Simulation:
             self.masters[name].start()
         elif name in self.workers:
             self.workers[name].start()
-        else:
+        elif name in self.clients:
             self._start_callers(name)
+        else:
+            self.inference_process(name).start()
 
     def _after_step(self) -> None:
         self._steps_to_scan -= 1
@@ -252,6 +266,8 @@ class Simulation:
             spawn(self.world, name, self._put_and_read(name, done))
             if not self.world.run_until(partial(bool, done), 20.0):
                 self.checks.fail("liveness", f"{name} cannot put and read after all has healed")
+        if self.fleet is not None:
+            self.fleet.show_life()
 
     def _put_and_read(self, name: str, done: list[bool]) -> Steps[None]:
         caller = Caller(self.clients[name], self.universe)

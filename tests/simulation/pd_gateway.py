@@ -1,0 +1,254 @@
+"""A gateway of the simulation: takes requests from admission to the last token, come what may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvstore.client import tickets
+from kvstore.client.ticket_holder import KEEP_EVERY_S, TicketHolder
+from kvstore.client.tickets import TicketRequest
+from kvstore.errors import (
+    AccessDenied,
+    Fenced,
+    OutOfSpace,
+    Throttled,
+    Unavailable,
+    UnknownTicket,
+)
+from tests.simulation.pages import WHOLE
+from tests.simulation.pd_node import PdNode
+from tests.simulation.pd_workers import ASK_S, Job
+from tests.simulation.tasks import Signal, spawn, wait
+
+if TYPE_CHECKING:
+    from kvstore.client.tickets import HandOver
+    from kvstore.wire.messages.tickets import TicketOpened
+    from tests.simulation.tasks import Steps
+
+THREADS: Final = 3
+"""Requests that one gateway serves at a time."""
+PREFILL_PATIENCE_S: Final = 6.0
+STREAM_PATIENCE_S: Final = 2.0
+PREFILLS_MAX: Final = 3
+CANCELS: Final = 0.1
+TOKENS_MIN: Final = 1
+TOKENS_MAX: Final = 12
+"""Of an answer."""
+ENDS: Final = (Throttled, OutOfSpace, Fenced, UnknownTicket, AccessDenied)
+"""What a request may fail with; its caller is told so."""
+
+
+@dataclass
+class Request:
+    """One request, in its gateway's memory."""
+
+    name: str
+    prompt: tuple[int, ...]
+    count: int
+    deadline_s: float
+    """A moment."""
+    tokens: list[int] = field(default_factory=list)
+    """Accepted, in order."""
+    claim: int = 0
+    """The highest seen."""
+    news: Signal[HandOver | None] = field(default_factory=Signal)
+    """Fired by whatever the workers say."""
+    route: int = 0
+    """The present one."""
+    has_given_up: bool = False
+    """Whether the worker of that route has said so."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token is there."""
+        return len(self.tokens) >= self.count
+
+
+class PdGateway(PdNode):
+    """Makes requests up, and serves them."""
+
+    is_stopped = False
+
+    def start(self) -> None:
+        """Serve."""
+        self.holder = TicketHolder(self.clock)
+        self.requests: dict[int, Request] = {}
+        """By ticket."""
+        spawn(self.world, self.name, self._keep())
+        for _ in range(THREADS):
+            spawn(self.world, self.name, self._work())
+
+    def _keep(self) -> Steps[None]:
+        while True:
+            try:
+                refused = yield from self.run(self.holder.keep(timeout_s=ASK_S))
+                self.world.counts["tickets: not wanted"] += len(refused)
+            except Unavailable as error:
+                self.world.note(f"{self.name} keeps nothing: {error!r}")
+            yield KEEP_EVERY_S
+
+    def _work(self) -> Steps[None]:
+        yield from self.open_namespaces()
+        while not self.is_stopped:
+            yield self.random.uniform(0.0, 2 * THREADS / self.checks.options.tickets)
+            if not self.is_stopped:
+                yield from self.serve(self.random.choice((3.0, 8.0, 20.0)))
+
+    def serve(self, left_s: float) -> Steps[str]:
+        """One request; how it ended."""
+        name = f"{self.name}/{self.world.nodes[self.name].life}/{self.next_number()}"
+        prompt = self.fleet.prompts.draw(self.random)
+        request = Request(
+            name, prompt, self.random.randint(TOKENS_MIN, TOKENS_MAX), self.world.now + left_s
+        )
+        self.fleet.checks.asked(self, request)
+        opened = yield from self._open(request, left_s)
+        end = "throttled"
+        if opened is not None:
+            end = yield from self._carry(request, opened)
+        self.fleet.checks.ended(request, end)
+        return end
+
+    # --- admission ----------------------------------------------------------------------------
+
+    def _open(self, request: Request, left_s: float) -> Steps[TicketOpened | None]:
+        """Ask again and again, until it is admitted or too late."""
+        guess = self.random.choice((1, request.count, 40))
+        wish = TicketRequest(
+            self.namespace(WHOLE), request.name, self.namespace(WHOLE).chain(request.prompt),
+            len(request.prompt), guess, 2.0, left_s,
+        )  # fmt: skip
+        while self.world.now < request.deadline_s:
+            try:
+                opened = yield from self.run(tickets.open_ticket(wish, timeout_s=ASK_S))
+            except Throttled as error:
+                self.world.counts[f"tickets: throttled for {error.reason}"] += 1
+                yield error.retry_after_s
+            except (Unavailable, OutOfSpace):
+                yield 0.1
+            else:
+                self.holder.hold(wish, opened)
+                self.requests[opened.ticket] = request
+                return opened
+        return None
+
+    def _carry(self, request: Request, opened: TicketOpened) -> Steps[str]:
+        """Whatever happens, the ticket is given back, or left to its own deadline."""
+        try:
+            end = yield from self._serve(request, opened)
+        except ENDS as error:
+            end = error.code
+        ticket = opened.ticket
+        self.holder.drop(ticket)
+        self.requests.pop(ticket, None)
+        try:
+            if end == "finished":
+                yield from self.run(tickets.finish_ticket(ticket, request.claim, timeout_s=ASK_S))
+            else:
+                yield from self.run(tickets.cancel_ticket(ticket, timeout_s=ASK_S))
+        except (Unavailable, Fenced, UnknownTicket) as error:
+            self.world.note(f"{self.name} leaves ticket {ticket} behind: {error!r}")
+        return end
+
+    def _serve(self, request: Request, opened: TicketOpened) -> Steps[str]:
+        if not (yield from self._prefilled(request, opened)):
+            return "no prefill"
+        above, ticket = 0, opened.ticket
+        while not request.is_whole:
+            left_s = request.deadline_s - self.world.now
+            if left_s <= 0:
+                return "expired"
+            if self.random.random() < CANCELS:
+                return "cancelled"
+            try:
+                plan = self.holder.await_route(ticket, above, timeout_s=min(left_s, ASK_S))
+                routed = yield from self.run(plan)
+            except Unavailable:
+                continue
+            if routed is not None:
+                above = routed.route
+                self.holder.note(ticket, worker=routed.decode)
+                yield from self._stream(request, ticket, above, routed.decode)
+        return "finished"
+
+    # --- prefill ------------------------------------------------------------------------------
+
+    def _prefilled(self, request: Request, opened: TicketOpened) -> Steps[bool]:
+        """Whether some prefill worker has done it."""
+        for _ in range(PREFILLS_MAX):
+            request.news = Signal()
+            worker = self.fleet.prefills[opened.prefill]
+            job = Job(self.name, opened.ticket, 0, request.prompt, (), request.count)
+            self.post(worker.name, partial(worker.asked, job))
+            done = yield from wait(self.world, self.name, request.news, PREFILL_PATIENCE_S, None)
+            if done is not None:
+                self.holder.note(opened.ticket, done=done)
+                self._accept(request, done.tokens)
+                return True
+            if self.world.now >= request.deadline_s:
+                return False
+            failing = tickets.fail_prefill(opened.ticket, opened.prefill, timeout_s=ASK_S)
+            try:
+                opened = yield from self.run(failing)
+            except Unavailable:
+                continue
+            except Fenced:
+                return True  # it is staged, and whoever claims it has the first token, too
+            self.holder.note(opened.ticket, worker=opened.prefill)
+        return False
+
+    def prefilled(self, ticket: int, worker: str, done: HandOver | None) -> None:
+        """A prefill worker says that it is done, or that it will not do it."""
+        request = self.requests.get(ticket)
+        if request is not None and not request.tokens:
+            request.news.fire(done)
+
+    # --- decode -------------------------------------------------------------------------------
+
+    def _stream(self, request: Request, ticket: int, route: int, decode: str) -> Steps[None]:
+        """As long as something comes from that route."""
+        worker = self.fleet.decodes[decode]
+        streamed = tuple(request.tokens)
+        job = Job(self.name, ticket, route, request.prompt, streamed, request.count)
+        request.route, request.has_given_up = route, False
+        request.news = Signal()
+        self.post(decode, partial(worker.asked, job))
+        while not request.is_whole and not request.has_given_up:
+            known = len(request.tokens), request.claim
+            yield from wait(self.world, self.name, request.news, STREAM_PATIENCE_S, None)
+            request.news = Signal()
+            if known == (len(request.tokens), request.claim):
+                return
+
+    def heard(self, ticket: int, claim: int, tokens: tuple[int, ...]) -> None:
+        """A decode worker has generated so far."""
+        request = self.requests.get(ticket)
+        if request is None or not self.is_current(request, claim):
+            self.world.counts["tickets: tokens of others"] += 1
+            return
+        self.fleet.checks.heard(request, claim)
+        request.claim = claim
+        self.holder.note(ticket, token=claim)
+        self._accept(request, tokens)
+        request.news.fire(None)
+
+    def is_current(self, request: Request, claim: int) -> bool:
+        """Whether nobody has claimed the ticket after this claim, as far as the gateway knows."""
+        return claim >= request.claim
+
+    def given_up(self, ticket: int, route: int, shed: HandOver | None) -> None:
+        """A decode worker does not go on."""
+        request = self.requests.get(ticket)
+        if request is None or request.route != route:
+            return
+        if shed is not None:
+            self.holder.note(ticket, done=shed)
+        request.has_given_up = True
+        request.news.fire(None)
+
+    def _accept(self, request: Request, tokens: tuple[int, ...]) -> None:
+        for index in range(len(request.tokens), min(len(tokens), request.count)):
+            self.fleet.checks.accepted(request, index, tokens[index])
+            request.tokens.append(tokens[index])

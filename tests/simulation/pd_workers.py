@@ -1,0 +1,207 @@
+"""Prefill and decode workers of the simulation: they join a fleet, and do what gateways ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvstore.client import tickets
+from kvstore.client.descriptor import check_descriptor
+from kvstore.client.tickets import Tail
+from kvstore.errors import Fenced, OutOfSpace, Unavailable, UnknownTicket
+from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running
+from tests.simulation.pages import WHOLE
+from tests.simulation.pd_node import PdNode
+from tests.simulation.pd_prompts import go_on
+from tests.simulation.tasks import spawn
+
+if TYPE_CHECKING:
+    from kvstore.client.tickets import HandOver, Member
+    from kvstore.wire.messages.tickets import TicketClaimed
+    from tests.simulation.pd_fleet import PdFleet
+    from tests.simulation.pd_gateway import PdGateway
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.tasks import Steps
+
+ASK_S: Final = 2.0
+CAPACITY_TOKENS: Final = 400
+BATCH_MAX: Final = 3
+SHEDS: Final = 0.1
+"""Chance, at a token, that a decode worker gives a ticket up."""
+REFUSED: Final = (Unavailable, OutOfSpace, Fenced, UnknownTicket)
+"""Why a worker does not do what it was asked."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a gateway sends."""
+
+    gateway: str
+    ticket: int
+    route: int
+    prompt: tuple[int, ...]
+    streamed: tuple[int, ...]
+    count: int
+    """Tokens of the whole answer."""
+
+
+@dataclass
+class Row:
+    """A ticket that a decode worker has claimed."""
+
+    token: int
+    tokens: int
+
+
+class PdWorker(PdNode):
+    """What both kinds do: be a member of the fleet."""
+
+    fleet_role = ""
+
+    def __init__(self, simulation: Simulation, name: str, fleet: PdFleet) -> None:
+        """Not started."""
+        super().__init__(simulation, name, fleet)
+        self.member: Member | None = None
+        self.running: dict[int, Row] = {}
+
+    def start(self) -> None:
+        """Join, and beat."""
+        self.member, self.running = None, {}
+        spawn(self.world, self.name, self._live())
+
+    def gateway(self, job: Job) -> PdGateway:
+        """Who asked."""
+        return self.fleet.gateways[job.gateway]
+
+    def _live(self) -> Steps[None]:
+        yield from self.open_namespaces()
+        while True:
+            try:
+                if self.member is None:
+                    self.member = yield from self.run(
+                        tickets.join_fleet(self._wish(), timeout_s=ASK_S)
+                    )
+                    self.world.counts[f"tickets: {self.fleet_role} joined"] += 1
+                yield from self._beat(self.member)
+                yield self.member.beat_every_s
+            except Fenced:
+                self.member = None  # the first beat after joining tells which tickets are lost
+            except Unavailable:
+                yield 0.1
+
+    def _wish(self) -> JoinFleet:
+        decodes = self.fleet_role == "decode"
+        return JoinFleet(
+            WHOLE.id, self.name, self.fleet_role, f"{self.name}:1", self.host, "", "",
+            CAPACITY_TOKENS if decodes else 0, BATCH_MAX if decodes else 0,
+        )  # fmt: skip
+
+    def _beat(self, member: Member) -> Steps[None]:
+        running = tuple(Running(t, row.token, row.tokens) for t, row in self.running.items())
+        message = FleetBeat(
+            WHOLE.id, self.name, member.life, 0, 0.0, 0.0, 0.0, 0.0, running
+        )  # fmt: skip
+        for ticket in (yield from self.run(tickets.beat(message, timeout_s=ASK_S))):
+            self.running.pop(ticket, None)
+
+
+class PdPrefill(PdWorker):
+    """Computes prompts."""
+
+    fleet_role = "prefill"
+
+    def asked(self, job: Job) -> None:
+        """A gateway has sent a prompt."""
+        spawn(self.world, self.name, self._prefill(job))
+
+    def _prefill(self, job: Job) -> Steps[None]:
+        done: HandOver | None = None
+        if self.member is not None:
+            try:
+                done = yield from self._stage(job, self.member)
+            except REFUSED as error:
+                self.world.note(f"{self.name} does not prefill {job.ticket}: {error!r}")
+        self.post(job.gateway, partial(self.gateway(job).prefilled, job.ticket, self.name, done))
+
+    def _stage(self, job: Job, member: Member) -> Steps[HandOver]:
+        yield from self.run(tickets.begin_prefill(job.ticket, member, timeout_s=ASK_S))
+        chain = self.namespace(WHOLE).chain(job.prompt)
+        known = yield from self.bring(chain)
+        yield self.random.uniform(0.0, 0.1) * (1 + len(chain) - known)
+        done = yield from self.hand_over(job.ticket, job.prompt, go_on(job.prompt, (), 1))
+        yield from self.run(tickets.stage_ticket(job.ticket, member, done, timeout_s=ASK_S))
+        self.world.counts["tickets: staged"] += 1
+        return done
+
+
+class PdDecode(PdWorker):
+    """Installs tickets and generates."""
+
+    fleet_role = "decode"
+
+    def asked(self, job: Job) -> None:
+        """A gateway has sent a ticket."""
+        spawn(self.world, self.name, self._decode(job))
+
+    def _decode(self, job: Job) -> Steps[None]:
+        shed: HandOver | None = None
+        if self.member is not None and len(self.running) < BATCH_MAX:
+            try:
+                shed = yield from self._claimed(job, self.member)
+                if shed is None:
+                    return  # the last token says so, and nothing overtakes it
+            except REFUSED as error:
+                self.world.note(f"{self.name} does not decode {job.ticket}: {error!r}")
+        self.post(job.gateway, partial(self.gateway(job).given_up, job.ticket, job.route, shed))
+
+    def _claimed(self, job: Job, member: Member) -> Steps[HandOver | None]:
+        claim = tickets.claim_ticket(job.ticket, job.route, member, timeout_s=ASK_S)
+        claimed = yield from self.run(claim)
+        behind = check_descriptor(claimed, WHOLE, job.prompt, job.streamed)
+        row = self.running[job.ticket] = Row(claimed.token, len(job.prompt))
+        try:
+            yield from self._install(job, claimed, behind)
+            return (yield from self._generate(job, claimed, row))
+        finally:
+            if self.running.get(job.ticket) is row:
+                del self.running[job.ticket]
+
+    def _install(self, job: Job, claimed: TicketClaimed, behind: int) -> Steps[None]:
+        """Pull; what does not come is computed again."""
+        generated = claimed.tokens[:-1]
+        pages = len(claimed.keys) // 32
+        chain = self.namespace(WHOLE).chain([*job.prompt, *generated]).slice(0, pages)
+        missed = pages - (yield from self.bring(chain))
+        if behind:
+            tail = Tail(claimed.tail_namespace, claimed.tail, claimed.tail_bytes)
+            missed += not (yield from self.bring_tail(tail))
+        self.world.counts["tickets: computed again"] += missed
+        yield missed * self.random.uniform(0.0, 0.1)
+        install = tickets.install_ticket(job.ticket, claimed.token, timeout_s=ASK_S)
+        yield from self.run(install)
+        self.world.counts["tickets: installed"] += 1
+
+    def _generate(self, job: Job, claimed: TicketClaimed, row: Row) -> Steps[HandOver | None]:
+        """Stream to the end; what was handed over, where that is given up before."""
+        tokens = max(claimed.tokens, job.streamed, key=len)
+        while True:
+            row.tokens = len(job.prompt) + len(tokens)
+            if self.running.get(job.ticket) is not row:
+                raise Fenced(f"ticket {job.ticket}")
+            is_last = len(tokens) >= job.count
+            heard = partial(self.gateway(job).heard, job.ticket, claimed.token, tokens)
+            self.post(job.gateway, heard)
+            if is_last:
+                yield from self.run(tickets.finish_ticket(job.ticket, claimed.token))
+                return None
+            if self.world.chance(SHEDS):
+                return (yield from self._shed(job, claimed.token, tokens))
+            yield self.random.uniform(0.01, 0.3)
+            tokens = go_on(job.prompt, tokens, len(tokens) + 1)
+
+    def _shed(self, job: Job, token: int, tokens: tuple[int, ...]) -> Steps[HandOver]:
+        done = yield from self.hand_over(job.ticket, job.prompt, tokens)
+        yield from self.run(tickets.shed_ticket(job.ticket, token, done, timeout_s=ASK_S))
+        self.world.counts["tickets: shed"] += 1
+        return done
