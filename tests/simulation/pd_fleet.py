@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ class PdFleet:
         for gateway in self.gateways.values():
             done: list[bool] = []
             spawn(self.world, gateway.name, self._served(gateway, done))
-            if not self.world.run_until(lambda found=done: bool(found), PATIENCE_S):  # type: ignore[misc]  # a default binds it
+            if not self.world.run_until(partial(bool, done), PATIENCE_S):
                 self._simulation.checks.fail("liveness", f"{gateway.name} serves no request")
 
     def _served(self, gateway: PdGateway, done: list[bool]) -> Steps[None]:

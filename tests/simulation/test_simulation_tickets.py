@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Served:
     """A pool with a fleet, whose gateways serve only what a test asks for."""
 
-    def __init__(self, **more: object) -> None:
+    def __init__(self) -> None:
         """Everybody has joined."""
-        self.scene = Scene(hosts=2, chunks=4, tickets=1.0, **more)  # type: ignore[arg-type]  # fields of Options
+        self.scene = Scene(hosts=2, chunks=4, tickets=1.0)
         fleet = self.scene.simulation.fleet
         assert fleet is not None
         self.fleet: PdFleet = fleet
