@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.client.steps import Ask
 from kvstore.errors import CorruptPage, DeadlineExceeded, Fenced, Throttled, Unavailable
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from kvstore.client.steps import Steps
     from kvstore.wire.messages.base import Message
+
+    Act = Callable[[], Awaitable[Any]]
 
 PROMPT = tuple(range(10))
 TOKENS = [30, 31, 32, 33, 34]
@@ -41,12 +44,13 @@ class FakeMaster:
         self.route = 0
         self.refusals: list[Exception] = []
 
-    async def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- of whatever plan
+    async def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
         await asyncio.sleep(0)
         try:
             step = next(plan)
             while True:
-                step = plan.send(self._answer(step.message))  # type: ignore[union-attr]  # an Ask
+                assert isinstance(step, Ask)
+                step = plan.send(self._answer(step.message))
         except StopIteration as stop:
             return stop.value
 
@@ -114,8 +118,8 @@ class Case:
         self.fleet = Fleet(self.master, self.workers, opened(), END, patience, self.clock)
         self.passage = Passage(self.fleet, "r/1", WISH, 3)
 
-    def run(self, act: Callable[[], Awaitable[Any]] | None = None) -> Any:  # noqa: ANN401 -- as `act`
-        async def whole() -> Any:  # noqa: ANN401 -- as `act`
+    def run(self, act: Act | None = None) -> Any:  # noqa: ANN401 -- what `act` gives
+        async def whole() -> Any:  # noqa: ANN401 -- what `act` gives
             try:
                 return await (act or self.all)()
             finally:
