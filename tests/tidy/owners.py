@@ -76,7 +76,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
         *MODEL_PROGRAMS,
     ),
     "tokenizers": ("workers/chat_formats.py",),
-    "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS),
+    "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS, "benchmarks/batching*"),
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours

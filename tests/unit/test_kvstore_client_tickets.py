@@ -86,7 +86,7 @@ def test_each_verb_asks_one_thing(
 def test_what_is_throttled_says_when_to_come_again() -> None:
     for plan in (tickets.open_ticket(REQUEST), tickets.fail_prefill(9, "p1")):
         script = Script().will(wire.Throttled(1.5, "staging", "900 of 1000 bytes are staged"))
-        with pytest.raises(Throttled, match="^900 of 1000 bytes are staged$") as caught:
+        with pytest.raises(Throttled, match=r"^900 of 1000 bytes are staged$") as caught:
             drive(plan, script)
         assert (caught.value.retry_after_s, caught.value.reason) == (1.5, "staging")
         assert exit_code_of(caught.value) is ExitCode.UNAVAILABLE
