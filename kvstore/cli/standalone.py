@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -256,7 +257,7 @@ class StandalonePool:
             self._run(name, WORKER_MODULE, serving.worker_options(name, role, places, master))
             for name, role in serving.workers()
         ]
-        workers = [self._until(lambda part=part: self._announced(part)) for part in parts]
+        workers = [self._until(partial(self._announced, each)) for each in parts]
         named = [each.listen for each in workers]
         options = serving.gateway_options(named, places, master)
         part = self._run(GATEWAY, GATEWAY_MODULE, options)
