@@ -148,7 +148,7 @@ class _Heir:
         replies = [action.message for action in actions if isinstance(action, Reply)]
         for action in actions:
             if isinstance(action, Persist):
-                replies += self.feed(Persisted(action.ticket))
+                replies += self.feed(Persisted(action.write))
         return replies
 
     def ask(self, message: Message) -> Message:
