@@ -20,7 +20,7 @@ from master import placing
 from master.events import Command, Note, Persist, Reply, SessionId, WriteId
 from master.eviction import EvictionInForce
 from master.heat import Heat
-from master.in_force import AdmissionInForce, InForce
+from master.in_force import AdmissionInForce, as_configured
 from master.lenders import Lenders
 from master.moves import Moves
 from master.namespaces import Namespaces
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
     from master.directory import Tree
     from master.events import Action
+    from master.in_force import InForce
     from master.inventory import Comparison
     from master.leaving import Leave
     from master.membership import Worker
@@ -152,45 +153,17 @@ class Core:
         self.admission = AdmissionInForce(
             tunables.nvme_admission, tunables.nvme_admission_parameters
         )
-        self.placement = InForce(
-            registry.placement,
-            registry.PLACEMENT,
-            tunables.placement,
-            tunables.placement_parameters,
-        )
-        self.replica_policy = InForce(
-            registry.replication,
-            registry.REPLICATION,
-            tunables.replication,
-            tunables.replication_parameters,
-        )
-        self.erasure = InForce(
-            registry.erasure, registry.ERASURE, tunables.erasure, tunables.erasure_parameters
-        )
-        self.prefill_routing = InForce(
-            registry.prefill_routing,
-            registry.PREFILL_ROUTING,
-            tunables.prefill_routing,
-            tunables.prefill_routing_parameters,
-        )
-        self.decode_routing = InForce(
-            registry.decode_routing,
-            registry.DECODE_ROUTING,
-            tunables.decode_routing,
-            tunables.decode_routing_parameters,
-        )
-        self.colocation = InForce(
-            registry.colocation,
-            registry.COLOCATION,
-            tunables.colocation,
-            tunables.colocation_parameters,
-        )
-        self.policies: dict[str, InForce[Any]] = {
-            "eviction": self.eviction, "admission": self.admission, "placement": self.placement,
-            "replication": self.replica_policy, "erasure": self.erasure,
-            "prefill_routing": self.prefill_routing, "decode_routing": self.decode_routing,
-            "colocation": self.colocation,
-        }  # fmt: skip
+        self.placement = as_configured(registry.placement, tunables)
+        self.replica_policy = as_configured(registry.replication, tunables)
+        self.erasure = as_configured(registry.erasure, tunables)
+        self.prefill_routing = as_configured(registry.prefill_routing, tunables)
+        self.decode_routing = as_configured(registry.decode_routing, tunables)
+        self.colocation = as_configured(registry.colocation, tunables)
+        kinds: tuple[InForce[Any], ...] = (
+            self.eviction, self.admission, self.placement, self.replica_policy, self.erasure,
+            self.prefill_routing, self.decode_routing, self.colocation,
+        )  # fmt: skip
+        self.policies = {each.kind.name: each for each in kinds}
         self.predictor = Predictor() if tunables.hints == LEARNED else None
 
     def set_time(self, now: float) -> None:

@@ -28,7 +28,7 @@ class EvictionInForce(InForce[EvictionPolicy]):
 
     def __init__(self, name: str, parameters: Mapping[str, object]) -> None:
         """BadValue, naming what exists, for an unknown name or parameter."""
-        super().__init__(registry.eviction, registry.EVICTION, name, parameters)
+        super().__init__(registry.eviction, name, parameters)
         self._era = 0
         """Counts policies; runs carry that of their numbers."""
 

@@ -6,27 +6,21 @@ Must not know who asks for a change, nor how one is kept (policy_requests).
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from kvstore.wire.messages.operator import PolicyRow
 from policies import registry
 from policies.admission.protocol import AdmissionPolicy
-from policies.parameters import amended
+from policies.parameters import Parametrised, amended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
+    from master.tunables import Tunables
     from policies.admission.protocol import Candidate
-    from policies.parameters import Parameters
-
-
-class Parametrised(Protocol):
-    """What policies of all kinds have."""
-
-    parameters: Parameters
-
+    from policies.registry import Kind
 
 P = TypeVar("P", bound=Parametrised)
 
@@ -34,20 +28,13 @@ P = TypeVar("P", bound=Parametrised)
 class InForce(Generic[P]):
     """The policy of one kind, by name. Methods that change it change all or nothing."""
 
-    def __init__(
-        self,
-        make: Callable[[str, Mapping[str, object]], P],
-        known: Iterable[str],
-        name: str,
-        parameters: Mapping[str, object],
-    ) -> None:
+    def __init__(self, kind: Kind[P], name: str, parameters: Mapping[str, object]) -> None:
         """Begin with what is configured. BadValue, naming what exists, for what does not."""
-        self.policy = make(name, parameters)
+        self.kind = kind
+        self.policy = kind(name, parameters)
         self.name = name
         self.is_set = False
         """By an operator, who outranks the configuration."""
-        self._make = make
-        self._known = tuple(sorted(known))
         self._configured = name, parameters
 
     def change(self, name: str, parameters: Mapping[str, object]) -> None:
@@ -60,7 +47,7 @@ class InForce(Generic[P]):
         if name == self.name:
             self.policy.parameters = amended(current, parameters)
         else:
-            made = self._make(name, parameters)
+            made = self.kind(name, parameters)
             if type(made.parameters) is type(current):
                 made.parameters = amended(current, parameters)
             self._replace(name, made)
@@ -69,20 +56,26 @@ class InForce(Generic[P]):
     def reset(self) -> None:
         """Decide as it is configured from now on."""
         name, parameters = self._configured
-        made = self._make(name, parameters)
+        made = self.kind(name, parameters)
         if name == self.name:
             self.policy.parameters = made.parameters
         else:
             self._replace(name, made)
         self.is_set = False
 
-    def row(self, kind: str) -> PolicyRow:
+    def row(self) -> PolicyRow:
         """What there is to say of it."""
-        parameters = msgspec.structs.asdict(self.policy.parameters)
-        return PolicyRow(kind, self.name, parameters, self._known, self.is_set)
+        parameters, known = msgspec.structs.asdict(self.policy.parameters), sorted(self.kind.known)
+        return PolicyRow(self.kind.name, self.name, parameters, tuple(known), self.is_set)
 
     def _replace(self, name: str, policy: P) -> None:
         self.policy, self.name = policy, name
+
+
+def as_configured(kind: Kind[P], tunables: Tunables) -> InForce[P]:
+    """The policy that is set under the name of its kind."""
+    name, parameters = getattr(tunables, kind.name), getattr(tunables, f"{kind.name}_parameters")
+    return InForce(kind, name, parameters)
 
 
 class AdmissionInForce(InForce[AdmissionPolicy]):
@@ -90,7 +83,7 @@ class AdmissionInForce(InForce[AdmissionPolicy]):
 
     def __init__(self, name: str, parameters: Mapping[str, object]) -> None:
         """As InForce; the tier is empty, and nothing of a budget is used up."""
-        super().__init__(registry.admission, registry.ADMISSION, name, parameters)
+        super().__init__(registry.admission, name, parameters)
         self._capacity_bytes = 0
         self._noted_bytes = 0
 

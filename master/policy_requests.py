@@ -16,8 +16,9 @@ from master import heat, stripe_making
 if TYPE_CHECKING:
     from kvstore.wire.messages.operator import GetPolicies, ResetPolicy
     from master.core import Core
-    from master.in_force import InForce, Parametrised
+    from master.in_force import InForce
     from master.sessions import Caller
+    from policies.parameters import Parametrised
 
 PREFIX: Final = "policies/"
 
@@ -35,7 +36,7 @@ def set_policy(core: Core, caller: Caller, message: SetPolicy) -> None:
     if policy is core.erasure:
         stripe_making.check_wish(core, message)
     policy.change(message.name, message.parameters)
-    row = policy.row(message.kind)
+    row = policy.row()
     kept = SetPolicy(row.kind, row.name, {name: str(v) for name, v in row.parameters.items()})
     _changed(core)
     core.note(f"policy of {row.kind}: {row.name} with {row.parameters}, as an operator wishes")
@@ -75,7 +76,7 @@ def _of_kind(core: Core, kind: str) -> InForce[Parametrised]:
 
 
 def _in_force(core: Core) -> PoliciesInForce:
-    return PoliciesInForce(tuple(each.row(kind) for kind, each in core.policies.items()))
+    return PoliciesInForce(tuple(each.row() for each in core.policies.values()))
 
 
 def _changed(core: Core) -> None:

@@ -6,7 +6,7 @@ ones at any time by being handed another struct.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of one policy. Fields are numbers with defaults and bounds (msgspec.Meta)."""
+
+
+class Parametrised(Protocol):
+    """What policies of all kinds have."""
+
+    parameters: Parameters
 
 
 P = TypeVar("P", bound=Parameters)

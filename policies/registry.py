@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kvstore.errors import BadValue
 from policies.admission.all import All
@@ -18,7 +18,7 @@ from policies.eviction.lru import Lru
 from policies.eviction.rent import Rent
 from policies.eviction.s3_fifo import S3Fifo
 from policies.eviction.ttl_lfu import TtlLfu
-from policies.parameters import amended
+from policies.parameters import Parametrised, amended
 from policies.placement.local_first import LocalFirst
 from policies.placement.most_free import MostFree
 from policies.placement.two_choices import TwoChoices
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from policies.replication.protocol import ReplicationPolicy
     from policies.routing.protocol import ColocationPolicy, DecodePolicy, PrefillPolicy
 
-T = TypeVar("T")
+P = TypeVar("P", bound=Parametrised)
 
 EVICTION: Final[dict[str, Callable[[], EvictionPolicy]]] = {
     "lrfu": Lrfu,
@@ -95,70 +95,30 @@ COLOCATION: Final[dict[str, Callable[[], ColocationPolicy]]] = {
 }
 
 
-def eviction(name: str, parameters: Mapping[str, object] | None = None) -> EvictionPolicy:
-    """A new eviction policy; BadValue naming what exists for an unknown name or parameter.
+class Kind(Generic[P]):
+    """The policies of one kind. Each that is made has a state of its own: one pool, one policy."""
 
-    It has state of its own: one pool, one policy.
-    """
-    policy = _known("eviction", EVICTION, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
+    def __init__(self, name: str, known: Mapping[str, Callable[[], P]]) -> None:
+        """`known`: how each is made, by its name."""
+        self.name: Final = name
+        self.known: Final = known
 
-
-def admission(name: str, parameters: Mapping[str, object] | None = None) -> AdmissionPolicy:
-    """A new admission policy; BadValue naming what exists for an unknown name or parameter.
-
-    It may have state of its own: one tier, one policy.
-    """
-    policy = _known("admission", ADMISSION, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
+    def __call__(self, name: str, parameters: Mapping[str, object] | None = None) -> P:
+        """A new policy; BadValue naming what exists for an unknown name or parameter."""
+        make = self.known.get(name)
+        if make is None:
+            raise BadValue(self.name, name, f"one of {', '.join(sorted(self.known))}")
+        policy = make()
+        policy.parameters = amended(policy.parameters, parameters or {})
+        return policy
 
 
-def placement(name: str, parameters: Mapping[str, object] | None = None) -> PlacementPolicy:
-    """A placement policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("placement", PLACEMENT, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def replication(name: str, parameters: Mapping[str, object] | None = None) -> ReplicationPolicy:
-    """A replication policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("replication", REPLICATION, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def erasure(name: str, parameters: Mapping[str, object] | None = None) -> ErasurePolicy:
-    """An erasure policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("erasure", ERASURE, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def prefill_routing(name: str, parameters: Mapping[str, object] | None = None) -> PrefillPolicy:
-    """A prefill policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("prefill_routing", PREFILL_ROUTING, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def decode_routing(name: str, parameters: Mapping[str, object] | None = None) -> DecodePolicy:
-    """A decode policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("decode_routing", DECODE_ROUTING, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def colocation(name: str, parameters: Mapping[str, object] | None = None) -> ColocationPolicy:
-    """A colocation policy; BadValue naming what exists for an unknown name or parameter."""
-    policy = _known("colocation", COLOCATION, name)()
-    policy.parameters = amended(policy.parameters, parameters or {})
-    return policy
-
-
-def _known(kind: str, table: Mapping[str, Callable[[], T]], name: str) -> Callable[[], T]:
-    made = table.get(name)
-    if made is None:
-        raise BadValue(kind, name, f"one of {', '.join(sorted(table))}")
-    return made
+eviction: Final = Kind("eviction", EVICTION)
+admission: Final = Kind("admission", ADMISSION)
+"""Of one tier."""
+placement: Final = Kind("placement", PLACEMENT)
+replication: Final = Kind("replication", REPLICATION)
+erasure: Final = Kind("erasure", ERASURE)
+prefill_routing: Final = Kind("prefill_routing", PREFILL_ROUTING)
+decode_routing: Final = Kind("decode_routing", DECODE_ROUTING)
+colocation: Final = Kind("colocation", COLOCATION)
