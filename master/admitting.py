@@ -38,7 +38,7 @@ RETRY_MAX_S: Final = 30.0
 AVOIDED_MAX: Final = 64
 """Prefill workers that one request may name as those that have failed it."""
 STAGING_SHARE: Final = 0.25
-"""Of readable memory, where staging_bytes is not set."""
+"""Of readable memory, or of all that is lent where there is none; unless staging_bytes is set."""
 UNMEASURED_STEP_S: Final = 0.03
 UNMEASURED_BYTES_PER_S: Final = 1e9
 
@@ -251,12 +251,10 @@ def staging_budget(core: Core) -> int:
     """Bytes that staged pages of all tickets may take together."""
     if core.tunables.staging_bytes:
         return core.tunables.staging_bytes
-    memory = sum(
-        segment.geometry.payload_bytes
-        for segment in core.segments.values()
-        if segment.readable and segment.tier is Tier.DRAM
-    )
-    return int(memory * STAGING_SHARE)
+    readable = [segment for segment in core.segments.values() if segment.readable]
+    memory = [segment for segment in readable if segment.tier is Tier.DRAM]
+    lent_bytes = sum(segment.geometry.payload_bytes for segment in memory or readable)
+    return int(lent_bytes * STAGING_SHARE)
 
 
 def _check_staging(core: Core, fleet: Fleet, ticket: Ticket) -> None:

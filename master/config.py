@@ -93,7 +93,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
     decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
     """Share of the KV tokens of a fleet's decode workers that requests are admitted for."""
     staging_bytes: SizeBytes = SizeBytes(0)
-    """Of pages that wait for a decode worker; 0: a quarter of the memory that workers lend."""
+    """Of pages that wait for a decode worker; 0: a quarter of the memory that workers lend, or,
+    where they lend none, of their drives."""
     staging_s: Seconds = Seconds(limits.STAGING_S)
     """How long they wait for one."""
     prefill_routing: str = "prefix_load"

@@ -66,7 +66,8 @@ class Tunables(msgspec.Struct, frozen=True):
     hints: str = GIVEN
     decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
     staging_bytes: int = 0
-    """Of staged pages of all tickets; 0: a quarter of the memory that can be read."""
+    """Of staged pages of all tickets; 0: a quarter of the memory that can be read, or,
+    where there is none, of the drives."""
     staging_s: float = limits.STAGING_S
     prefill_routing: str = "prefix_load"
     prefill_routing_parameters: Mapping[str, object] = {}

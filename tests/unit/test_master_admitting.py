@@ -8,6 +8,7 @@ import pytest
 from kvstore import limits
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
+from master.admitting import staging_budget
 from master.tunables import Tunables
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import PAGE_TOKENS, Fleet
@@ -155,6 +156,22 @@ def test_staging_is_a_quarter_of_memory_unless_it_is_set() -> None:
     memory = sum(s.geometry.payload_bytes for s in fleet.rig.master.core.segments.values())
     assert listed.staging_budget_bytes == memory // 4
     assert fleet.rig.master.core.tickets.staged_bytes == 0
+
+
+def test_where_no_memory_is_lent_staging_is_a_quarter_of_the_drives() -> None:
+    fleet = Fleet(chunks=4)
+    fleet.pair()
+    drive = fleet.rig.add_worker("w2", join=False)
+    drive.tier = "nvme"
+    drive.join()
+    fleet.rig.workers["w1"].leave()
+    fleet.rig.pass_time(10.0)
+    fleet.join("p1", "prefill")
+    fleet.join("d1")
+    core = fleet.rig.master.core
+    assert [each.tier for each in core.segments.values() if each.readable] == ["nvme"]
+    assert staging_budget(core) == core.segments["w2-dram"].geometry.payload_bytes // 4
+    fleet.open(fleet.wish(pages=2))
 
 
 def test_a_hand_over_that_takes_too_long_is_refused_where_it_was_measured() -> None:
