@@ -86,17 +86,35 @@ def next_s(core: Core) -> float:
 
 
 def _route_some(core: Core, fleet: Fleet, most: int) -> int:
-    """How many of the first tickets that wait got a worker."""
+    """How many of the first tickets that wait got a worker.
+
+    The first one that finds no room has a worker kept for it, so that room gathers there: those
+    that want less, and come later, would take whatever becomes free, and it starved.
+    """
+    workers = [worker for worker in fleet.decoders() if has_room(worker, 1)]
+    if not workers:
+        return 0
     first = [core.tickets.find(number) for number in islice(fleet.waiting, LOOKED_AT_MAX)]
     tickets = [ticket for ticket in first if ticket is not None]
     policy = core.decode_routing.policy
     wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
-    routed = 0
+    routed, kept = 0, None
     for at in policy.order(wishes, core.now):
         if routed == most:
             break
-        routed += _route(core, tickets[at])
+        if _route(core, tickets[at], workers):
+            routed += 1
+        elif kept is None:
+            kept = _roomiest(tickets[at])
+            workers = [worker for worker in workers if worker is not kept]
     return routed
+
+
+def _roomiest(ticket: Ticket) -> FleetWorker | None:
+    """Of those that could hold it if they had nothing else."""
+    decoders = ticket.fleet.decoders(ticket.wish.adapter)
+    able = [each for each in decoders if each.wish.capacity_tokens >= _credit(ticket)]
+    return max(able, key=lambda each: (each.free_tokens, each.name), default=None)
 
 
 def _maker(ticket: Ticket) -> Place:
@@ -117,21 +135,21 @@ def _wish(ticket: Ticket, place: Place, prefix_tokens: int = 0) -> Wish:
     )  # fmt: skip
 
 
-def _route(core: Core, ticket: Ticket) -> bool:
-    """Turn its credit into a slot on one worker, if one has room."""
-    workers = _candidates(ticket)
-    if not workers:
+def _route(core: Core, ticket: Ticket, workers: list[FleetWorker]) -> bool:
+    """Turn its credit into a slot on one of these workers, if one has room."""
+    candidates = _candidates(ticket, workers)
+    if not candidates:
         return False
     found = find(core, ticket.known, ticket.keys)
     prefix_tokens = found.pages * ticket.known.namespace.layout.page_tokens
     wish = _wish(ticket, found.place, prefix_tokens)
     source_bytes = core.tickets.source_bytes[wish.place.host]
-    offers = [_offer(ticket, worker, found, source_bytes) for worker in workers]
+    offers = [_offer(ticket, worker, found, source_bytes) for worker in candidates]
     at = core.decode_routing.policy.choose(wish, offers, core.now)
     if at is None:
         return False
     route = core.tickets.new_number()
-    place = {"slot": workers[at], "host": wish.place.host, "credit_tokens": _credit(ticket)}
+    place = {"slot": candidates[at], "host": wish.place.host, "credit_tokens": _credit(ticket)}
     change(core, ticket, TicketEvent.ROUTED, route=route, routes=ticket.routes + 1, **place)
     if ticket.wait is not None:
         _answer(core, ticket.wait, route)
@@ -143,10 +161,10 @@ def _credit(ticket: Ticket) -> int:
     return max(ticket.credit_tokens, ticket.kv_tokens + 1)
 
 
-def _candidates(ticket: Ticket) -> list[FleetWorker]:
-    """Those with room; who has failed it only where nobody else has."""
-    decoders = ticket.fleet.decoders(ticket.wish.adapter)
-    fitting = [worker for worker in decoders if has_room(worker, _credit(ticket))]
+def _candidates(ticket: Ticket, workers: list[FleetWorker]) -> list[FleetWorker]:
+    """Those with its adapter and room; who has failed it only where nobody else has."""
+    tokens, adapter = _credit(ticket), ticket.wish.adapter
+    fitting = [each for each in workers if each.has(adapter) and has_room(each, tokens)]
     return [w for w in fitting if w.name not in ticket.failed] or fitting
 
 

@@ -7,6 +7,7 @@ import pytest
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master import routing
+from master.tickets import TicketState
 from master.tunables import Tunables
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
@@ -107,6 +108,39 @@ def test_no_worker_is_offered_beyond_its_room() -> None:
         fleet.join(name, capacity=1000, batch=1)
     names = {fleet.route(fleet.stage(fleet.wish(seed=seed)).ticket).decode for seed in range(2)}
     assert names == {"d1", "d2"}
+
+
+def test_who_wants_much_does_not_starve_behind_those_that_want_little() -> None:
+    fleet = Fleet(Tunables(
+        cluster="test", replicas=1, decode_routing="least_loaded", colocation="never",
+        decode_occupancy_max=1.0,
+    ))  # fmt: skip
+    fleet.join("p1", "prefill")
+    for name in ("d1", "d2"):
+        fleet.join(name, capacity=1000)
+
+    def staged(tokens: int) -> int:
+        return fleet.stage(fleet.wish(pages=0, behind=60, new_tokens=tokens - 60)).ticket
+
+    first = [staged(260) for _ in range(2)]
+    on = {fleet.route(ticket).decode: ticket for ticket in first}
+    assert set(on) == {"d1", "d2"}
+    large = staged(750)
+    (filled,) = {fleet.route(staged(260)).decode for _ in range(2)}
+    assert fleet.ticket(large).state is TicketState.STAGED
+    (kept,) = {"d1", "d2"} - {filled}
+    fleet.ask(wire.CancelTicket(on[kept]), Done)
+    assert fleet.route(large).decode == kept
+
+
+def test_nothing_is_kept_for_who_fits_nobody_and_others_go_on() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    large = fleet.stage(fleet.wish(pages=1, new_tokens=900)).ticket
+    small = fleet.stage(fleet.wish(seed=2)).ticket
+    fleet.join("d1", capacity=1000)
+    assert fleet.route(small).decode == "d1"
+    assert fleet.ticket(large).state is TicketState.STAGED
 
 
 @pytest.mark.parametrize("policy", ["same_prefix", "transfer_balance", "least_loaded"])
