@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 30.0
 AVOIDED_MAX: Final = 64
-"""Prefill workers that one request may name as those that have failed it."""
+"""Prefill workers that are known to have failed a request."""
 STAGING_SHARE: Final = 0.25
 """Of readable memory, or of all that is lent where there is none; unless staging_bytes is set."""
 UNMEASURED_STEP_S: Final = 0.03
@@ -73,8 +73,8 @@ class Asked(msgspec.Struct, frozen=True):
     wish: wire.OpenTicket
     found: Found
     credit_tokens: int
-    failures: int
-    """Workers that have failed it."""
+    failed: tuple[tuple[str, int], ...] = ()
+    """Workers that have not done it since it was opened, by name and life."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -91,6 +91,7 @@ class Choice(msgspec.Struct, frozen=True):
         slot = None if self.alone is None else self.worker
         return {
             "prefill": self.worker.name,
+            "prefill_life": self.worker.life,
             "prefix_tokens": self.prefix_tokens,
             "alone": "" if self.alone is None else str(self.alone),
             "slot": slot,
@@ -202,7 +203,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket, found: Found) -> Tic
         core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
         keys=wish.keys, ready_s=core.now,
     )  # fmt: skip
-    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens, len(wish.avoid)))
+    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
     ticket.staged_bytes = _staged(ticket, choice, found)
@@ -290,7 +291,8 @@ def _check_migration(fleet: Fleet, ticket: Ticket) -> None:
 def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     """A prefill worker, and whether it runs all of it. Refused: there is none."""
     wish, found = case.wish, case.found
-    workers = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
+    able = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
+    workers = [w for w in able if (w.name, w.life) not in case.failed]
     namespace = fleet.known.namespace
     page_tokens = namespace.layout.page_tokens
     prefix = found.pages * page_tokens
@@ -309,7 +311,8 @@ def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     reason = None
     if worker.wish.role == BOTH and has_room(worker, case.credit_tokens):
         others = sum(each is not worker for each in fleet.decoders())
-        reason = core.colocation.policy.alone(Case(fresh, case.failures, others))
+        failures = len(wish.avoid) + len(case.failed)
+        reason = core.colocation.policy.alone(Case(fresh, failures, others))
     return Choice(worker, prefix, fresh, reason)
 
 
@@ -342,17 +345,16 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
         core.reply(caller, _opened(ticket))
         return
     require(ticket, TicketEvent.PREFILL_FAILED)
-    avoid = (*ticket.wish.avoid, message.worker)[-AVOIDED_MAX:]
-    wish = msgspec.structs.replace(ticket.wish, avoid=avoid)
-    found = find(core, ticket.known, wish.keys)
+    failed = (*ticket.failed_prefills, (message.worker, ticket.prefill_life))[-AVOIDED_MAX:]
+    found = find(core, ticket.known, ticket.wish.keys)
     try:
-        asked = Asked(wish, found, ticket.credit_tokens, len(avoid))
+        asked = Asked(ticket.wish, found, ticket.credit_tokens, failed)
         choice = _choose_prefill(core, ticket.fleet, asked)
     except Refused as refusal:
         change(core, ticket, TicketEvent.CANCELLED)
         _answer_refused(core, caller, refusal)
         return
-    fields = choice.fields() | {"staged_bytes": _staged(ticket, choice, found), "wish": wish}
-    change(core, ticket, TicketEvent.PREFILL_FAILED, **fields)
+    fields = choice.fields() | {"staged_bytes": _staged(ticket, choice, found)}
+    change(core, ticket, TicketEvent.PREFILL_FAILED, failed_prefills=failed, **fields)
     _name(core, choice)
     core.reply(caller, _opened(ticket))

@@ -66,7 +66,7 @@ def _require_prefill(core: Core, ticket: Ticket, message: BeginPrefill | StageTi
     core.tickets.fleets.worker(ticket.known, message.worker, message.life)
     if ticket.prefill == message.worker:
         return
-    if message.worker in ticket.wish.avoid:
+    if message.worker in {name for name, _ in ticket.failed_prefills}:
         raise Fenced(f"ticket {ticket.id} is computed by {ticket.prefill} by now")
     raise AccessDenied(f"ticket {ticket.id} is for {ticket.prefill}, not {message.worker}")
 
@@ -84,13 +84,14 @@ def check_pages(
     for token in message.tokens:
         if not 0 <= token < TOKEN_MAX:
             raise BadValue("tokens", token, f"0 to {TOKEN_MAX - 1}")
-    if not message.tail:
+    tail = message.tail
+    if not tail.key:
         return keys, None
     own = tails(tenant).id
-    if message.tail_namespace != own:
-        raise BadValue("tail_namespace", message.tail_namespace.hex(), own.hex())
-    if len(message.tail) != KEY_BYTES:
-        raise BadValue("tail", message.tail.hex(), f"one key of {KEY_BYTES} bytes")
-    if not 0 < message.tail_bytes <= limits.CHUNK_BYTES:
-        raise BadValue("tail_bytes", message.tail_bytes, f"1 to {limits.CHUNK_BYTES}")
-    return keys, Tail(core.namespaces.get(own), message.tail, message.tail_bytes)
+    if tail.namespace != own:
+        raise BadValue("tail.namespace", tail.namespace.hex(), own.hex())
+    if len(tail.key) != KEY_BYTES:
+        raise BadValue("tail.key", tail.key.hex(), f"one of {KEY_BYTES} bytes")
+    if not 0 < tail.size_bytes <= limits.CHUNK_BYTES:
+        raise BadValue("tail.size_bytes", tail.size_bytes, f"1 to {limits.CHUNK_BYTES}")
+    return keys, Tail(core.namespaces.get(own), tail.key, tail.size_bytes)

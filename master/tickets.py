@@ -17,7 +17,7 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import OutOfSpace
 from kvstore.ids import KEY_BYTES, Epoch, generation_of
-from kvstore.wire.messages.tickets import OpenTicket
+from kvstore.wire.messages.tickets import OpenTicket, TailRef
 from master.fleets import Fleet, Fleets, FleetWorker
 from master.namespaces import KnownNamespace
 from master.sessions import Caller
@@ -105,6 +105,11 @@ class Tail(msgspec.Struct, frozen=True):
     key: bytes
     size_bytes: int
 
+    @property
+    def ref(self) -> TailRef:
+        """As peers name it."""
+        return TailRef(self.known.namespace.id, self.key, self.size_bytes)
+
 
 class Wait(msgspec.Struct, eq=False):
     """One AwaitRoute that is held back."""
@@ -132,6 +137,10 @@ class Ticket(msgspec.Struct, eq=False):
     tail: Tail | None = None
     staged_bytes: int = 0
     prefill: str = ""
+    prefill_life: int = 0
+    """Of that worker, when it was named; 0: an earlier master has named it."""
+    failed_prefills: tuple[tuple[str, int], ...] = ()
+    """Those that were named before and have not done it; another life of one may."""
     prefix_tokens: int = 0
     alone: str = ""
     slot: FleetWorker | None = None

@@ -237,6 +237,23 @@ def test_another_prefill_worker_is_named_for_one_that_failed() -> None:
     fleet.assert_nothing_held()
 
 
+def test_another_life_of_a_prefill_worker_that_failed_may_try() -> None:
+    fleet = Fleet()
+    fleet.pair()
+    opened = fleet.open()
+    fleet.begin(opened)
+    old = wire.BeginPrefill(opened.ticket, "p1", fleet.lives["p1"])
+    fleet.ask(wire.LeaveFleet(fleet.space.id, "p1", fleet.lives["p1"]), Done)
+    fleet.join("p1", "prefill")
+    again = fleet.ask(wire.FailPrefill(opened.ticket, "p1"), wire.TicketOpened)
+    assert (again.ticket, again.prefill) == (opened.ticket, "p1")
+    assert failure(fleet.rig.ask(fleet.rig.engine, old)).code == "fenced"
+    fleet.begin(again)
+    gone = fleet.ask(wire.FailPrefill(opened.ticket, "p1"), wire.Throttled)
+    assert gone.reason == "no_prefill"
+    fleet.assert_nothing_held()
+
+
 def test_a_worker_of_both_roles_runs_what_is_not_worth_a_hand_over() -> None:
     fleet = both("break_even")
     fleet.join("b1", "both")
