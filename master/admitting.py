@@ -233,7 +233,8 @@ def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) 
     if not workers:
         text = "no decode worker is live" + " that has the adapter" * bool(wish.adapter)
         raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", text)
-    largest = max(worker.wish.capacity_tokens for worker in fleet.workers.values())
+    able = [worker for worker in fleet.workers.values() if worker.has(wish.adapter)]
+    largest = max(worker.wish.capacity_tokens for worker in able)
     if tokens > largest and core.now < core.started_s + limits.TICKET_GRACE_S:
         text = f"{largest} KV tokens are the most that fit a worker which has joined so far"
         raise _throttled(limits.TICKET_GRACE_S, "no_decode", text)
@@ -310,7 +311,7 @@ def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     worker, fresh = workers[at], wish.prompt_tokens - prefix
     reason = None
     if worker.wish.role == BOTH and has_room(worker, case.credit_tokens):
-        others = sum(each is not worker for each in fleet.decoders())
+        others = sum(each is not worker for each in fleet.decoders(wish.adapter))
         failures = len(wish.avoid) + len(case.failed)
         reason = core.colocation.policy.alone(Case(fresh, failures, others))
     return Choice(worker, prefix, fresh, reason)

@@ -208,6 +208,20 @@ def test_the_adapter_has_to_be_there() -> None:
     assert (opened.prefill, fleet.route(opened.ticket).decode) == ("p2", "d2")
 
 
+def test_who_lacks_the_adapter_counts_for_nothing() -> None:
+    fleet = both("break_even")
+    fleet.join("b1", "both", capacity=2000, adapters=("lora",))
+    fleet.join("d1")
+    assert fleet.open(fleet.wish(pages=3, adapter="lora")).alone == "no_others"
+    fleet.rig.pass_time(limits.TICKET_GRACE_S - 0.5)
+    for name in ("b1", "d1"):
+        fleet.beat(name)
+    fleet.rig.pass_time(0.5)
+    large = fleet.wish(seed=2, new_tokens=3000, adapter="lora")
+    refusal = failure(fleet.rig.ask(fleet.rig.engine, large))
+    assert (refusal.code, refusal.text.split(":")[0]) == ("bad_value", "new_tokens")
+
+
 def test_a_prefill_worker_on_the_host_of_the_pages_is_preferred() -> None:
     fleet = Fleet()
     host = fleet.rig.master.core.workers["w1"].host
