@@ -130,11 +130,10 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
         return
     book.require_room()
     fleet = book.fleets.find(known)
-    found = find(core, known, message.keys)
     try:
         if fleet is None:
             raise _throttled(limits.FLEET_LOST_AFTER_S, "no_decode", "no inference worker joined")
-        ticket = _admit(core, fleet, message, found)
+        ticket = _admit(core, fleet, message)
     except Refused as refusal:
         _answer_refused(core, caller, refusal)
         return
@@ -194,10 +193,14 @@ def _throttled(after_s: float, reason: str, text: str) -> Refused:
     return Refused(wire.Throttled(bounded_s, reason, text))
 
 
-def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket, found: Found) -> Ticket:
+def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     """A ticket that takes what it needs; Refused where there is not enough now."""
     credit_tokens = wish.prompt_tokens + wish.new_tokens
     _check_credit(core, fleet, wish, credit_tokens)
+    if not core.pins.tickets.has_room(wish.keys):
+        text = f"{core.pins.tickets.pages} pages are held by tickets"
+        raise _throttled(RETRY_MIN_S, "staging", text)
+    found = find(core, fleet.known, wish.keys)
     deadline_s = core.now + min(wish.deadline_s, limits.TICKET_S_MAX)
     ticket = Ticket(
         core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
@@ -260,15 +263,13 @@ def staging_budget(core: Core) -> int:
 
 
 def _check_staging(core: Core, fleet: Fleet, ticket: Ticket) -> None:
-    budget, staged, pages = staging_budget(core), core.tickets.staged_bytes, core.pins.tickets.pages
+    budget, staged = staging_budget(core), core.tickets.staged_bytes
     if ticket.staged_bytes > budget > 0:
         raise OutOfSpace(f"staging takes {budget} bytes, {ticket.staged_bytes} are wanted")
     over = staged + ticket.staged_bytes - budget
     if over > 0:
         text = f"{staged} of {budget} bytes are staged, {ticket.staged_bytes} more are wanted"
         raise _throttled(over / _bytes_per_s(fleet), "staging", text)
-    if pages + len(ticket.keys) // KEY_BYTES > limits.TICKET_PAGES_MAX:
-        raise _throttled(RETRY_MIN_S, "staging", f"{pages} pages are held by tickets")
 
 
 def _bytes_per_s(fleet: Fleet) -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore import limits
+from kvstore.ids import KEY_BYTES
 from master.packed import split_keys
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ class TicketPins:
     def of(self, namespace: int) -> Mapping[bytes, int]:
         """Pages held in the namespace of this ordinal, and by how many tickets."""
         return self._by_page.get(namespace, {})
+
+    def has_room(self, keys: bytes) -> bool:
+        """Whether one ticket more may hold these pages (I7)."""
+        return self.pages + len(keys) // KEY_BYTES <= limits.TICKET_PAGES_MAX
 
     def hold(self, namespace: int, keys: bytes) -> None:
         """One ticket more holds these pages, whether they are there yet or not."""

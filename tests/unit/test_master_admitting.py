@@ -316,6 +316,14 @@ def test_the_table_of_tickets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert refusal.code == "out_of_space"
 
 
+def test_what_one_worker_runs_alone_holds_pages_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TICKET_PAGES_MAX", 3)
+    fleet = both("always")
+    fleet.join("b1", "both")
+    fleet.open(fleet.wish(pages=3))
+    assert fleet.throttled(fleet.wish(seed=2, pages=1)).reason == "staging"
+
+
 def test_outputs_are_as_long_as_they_are_whatever_was_predicted() -> None:
     fleet = Fleet()
     fleet.join("p1", "prefill")
