@@ -172,6 +172,8 @@ def check_wish(core: Core, caller: Caller, message: wire.OpenTicket) -> KnownNam
     require_text("adapter", message.adapter)
     if len(message.avoid) > AVOIDED_MAX:
         raise BadValue("avoid", len(message.avoid), f"at most {AVOIDED_MAX} names")
+    for name in message.avoid:
+        require_text("avoid", name)
     return known
 
 

@@ -62,6 +62,7 @@ def test_other_content_under_the_same_id_is_refused() -> None:
         ("deadline_s", -0.1),
         ("adapter", "x" * 600),
         ("avoid", ("x",) * 65),
+        ("avoid", ("x" * 600,)),
     ],
 )
 def test_a_field_that_cannot_be_right_is_named(field: str, value: object) -> None:
