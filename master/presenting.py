@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from kvstore import limits
-from kvstore.errors import AccessDenied
+from kvstore.errors import AccessDenied, OutOfSpace
 from kvstore.ids import KEY_BYTES
 from kvstore.require import require_text
 from kvstore.wire.messages.hello import Done
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from master.fleets import Fleet
     from master.namespaces import KnownNamespace
     from master.sessions import Caller
+    from master.tickets import Tail
 
 
 def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
     """Answer Done; AccessDenied when it is too late, or somebody has presented a later claim."""
     require_text("worker", message.worker)
-
     wish = OpenTicket(
         message.namespace, message.request, message.keys, message.prompt_tokens,
         message.new_tokens, message.first_token_s, message.deadline_s,
@@ -42,10 +42,14 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
     known = check_wish(core, caller, wish)
     pages = message.prompt_tokens // known.namespace.layout.page_tokens
     wish = structs.replace(wish, keys=message.keys[: pages * KEY_BYTES])
-    if _is_new(core, known.namespace.content.tenant, message):
+    tenant = known.namespace.content.tenant
+    _, tail = check_pages(core, tenant, message)
+    if _is_new(core, tenant, message):
         core.tickets.require_room()
         core.tickets.fleets.require_room()
-        _take_in(core, known, wish, message)
+        if not core.pins.tickets.has_room(message.keys):
+            raise OutOfSpace(f"{core.pins.tickets.pages} pages are held by tickets")
+        _take_in(core, known, wish, message, tail)
     core.reply(caller, Done())
 
 
@@ -66,14 +70,15 @@ def _is_new(core: Core, tenant: str, message: PresentTicket) -> bool:
     return True
 
 
-def _take_in(core: Core, known: KnownNamespace, wish: OpenTicket, message: PresentTicket) -> None:
-    keys, tail = check_pages(core, known.namespace.content.tenant, message)
+def _take_in(
+    core: Core, known: KnownNamespace, wish: OpenTicket, message: PresentTicket, tail: Tail | None
+) -> None:
     fleet = core.tickets.fleets.of(known)
     deadline_s = core.now + min(wish.deadline_s, limits.TICKET_S_MAX)
     ticket = Ticket(
         message.ticket, wish, known, fleet, core.now, deadline_s,
         max(wish.prompt_tokens + wish.new_tokens, wish.prompt_tokens + len(message.tokens) + 1),
-        keys=keys, tokens=message.tokens, tail=tail, ready_s=core.now,
+        keys=message.keys, tokens=message.tokens, tail=tail, ready_s=core.now,
     )  # fmt: skip
     ticket.staged_bytes = all_bytes(ticket)
     if message.token:
