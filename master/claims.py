@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import AccessDenied, BadValue, Fenced
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.tickets import TicketClaimed
+from kvstore.wire.messages.tickets import TailRef, TicketClaimed
 from master.fleet_membership import unroute
 from master.handing_over import check_pages
 from master.ticket_changes import change, require, require_ticket
@@ -43,11 +43,11 @@ def claim_ticket(core: Core, caller: Caller, message: ClaimTicket) -> None:
         raise AccessDenied(f"ticket {ticket.id} is routed to {name}, not to {worker.name}")
     require(ticket, TicketEvent.CLAIMED)
     change(core, ticket, TicketEvent.CLAIMED, token=core.tickets.new_number(), missed=0)
-    tail, layout = ticket.tail, ticket.known.namespace.layout
-    named = (b"", b"", 0) if tail is None else (tail.known.namespace.id, tail.key, tail.size_bytes)
+    tail = TailRef() if ticket.tail is None else ticket.tail.ref
+    namespace = ticket.known.namespace
     answer = TicketClaimed(
-        ticket.token, ticket.known.namespace.id, layout.page_tokens, ticket.wish.prompt_tokens,
-        ticket.keys, *named, ticket.tokens,
+        ticket.token, namespace.id, namespace.layout.page_tokens, ticket.wish.prompt_tokens,
+        ticket.keys, tail, ticket.tokens,
     )  # fmt: skip
     core.reply(caller, answer)
 

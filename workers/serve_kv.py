@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
-from kvstore.client.tickets import HandOver, Tail, tail_key
+from kvstore.client.tickets import HandOver, tail_key
 from kvstore.errors import CallerError, KVStoreError
 from kvstore.namespace import TAILS
 from kvstore.page import PageChain
+from kvstore.wire.messages.tickets import TailRef
 from workers.serve_tails import append_tail, pack_tail, tail_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class TicketKV:
         pages = self.keep(tokens, cache)
         chain = self.opened.chain(tokens).slice(0, pages)
         start = pages * self.opened.namespace.layout.page_tokens
-        tail = Tail()
+        tail = TailRef()
         behind = len(tokens) - start
         is_tail = 0 < behind < self.opened.namespace.layout.page_tokens
         if is_tail and cache.get_seq_length() >= len(tokens):
@@ -92,7 +93,7 @@ class TicketKV:
         took_s = time.perf_counter() - started
         return Pulled(cache, held, moved / took_s if moved else 0.0)
 
-    def _keep_tail(self, ticket: int, counter: int, packed: bytes, ttl_s: float) -> Tail:
+    def _keep_tail(self, ticket: int, counter: int, packed: bytes, ttl_s: float) -> TailRef:
         """Where the tail is now; nowhere when the pool has no room for it: computing so few tokens
         again is sooner done than waited for."""
         key = tail_key(self._tails.namespace.id, ticket, counter)
@@ -104,16 +105,16 @@ class TicketKV:
         except CallerError:
             raise
         except KVStoreError:
-            return Tail()
+            return TailRef()
         if not isinstance(outcome, Stored | AlreadyThere):
-            return Tail()
-        return Tail(self._tails.namespace.id, key, len(packed))
+            return TailRef()
+        return TailRef(self._tails.namespace.id, key, len(packed))
 
     def _tail(self, claimed: TicketClaimed, tokens: int) -> bytearray | None:
         """The tail's bytes; None when they are not there any more."""
         packed = bytearray(tail_bytes(self.opened.namespace, tokens))
         try:
-            found = self._store.lookup(self._tails, PageChain(claimed.tail))
+            found = self._store.lookup(self._tails, PageChain(claimed.tail.key))
             if found.part_bytes(0) != len(packed):
                 return None
             (outcome,) = self._store.read(found, packed, [0])

@@ -63,20 +63,21 @@ def _check_keys(keys: bytes, namespace: Namespace, computed: Sequence[int], extr
 
 def _check_tail(claimed: TicketClaimed, namespace: Namespace, behind: int) -> int:
     """The tail has the tokens behind the last page, all of them and nothing else."""
-    if not claimed.tail:
-        if claimed.tail_bytes:
-            raise BadValue("tail_bytes", claimed.tail_bytes, "0, as there is no tail")
+    tail = claimed.tail
+    if not tail.key:
+        if tail.size_bytes:
+            raise BadValue("tail.size_bytes", tail.size_bytes, "0, as there is no tail")
         return 0
-    if len(claimed.tail) != KEY_BYTES:
-        raise BadValue("tail", claimed.tail.hex(), f"one key of {KEY_BYTES} bytes, or none")
+    if len(tail.key) != KEY_BYTES:
+        raise BadValue("tail.key", tail.key.hex(), f"one of {KEY_BYTES} bytes, or none")
     own = tails(namespace.content.tenant).id
-    if claimed.tail_namespace != own:
-        raise BadValue("tail_namespace", claimed.tail_namespace.hex(), own.hex())
+    if tail.namespace != own:
+        raise BadValue("tail.namespace", tail.namespace.hex(), own.hex())
     page_tokens = namespace.layout.page_tokens
     if not 0 < behind < page_tokens:
         want = f"none: {behind} tokens lie behind the last page, and a tail has 1 to "
-        raise BadValue("tail", claimed.tail.hex(), f"{want}{page_tokens - 1}")
+        raise BadValue("tail.key", tail.key.hex(), f"{want}{page_tokens - 1}")
     size = behind * namespace.page_bytes // page_tokens
-    if claimed.tail_bytes != size:
-        raise BadValue("tail_bytes", claimed.tail_bytes, f"{size} for {behind} tokens")
+    if tail.size_bytes != size:
+        raise BadValue("tail.size_bytes", tail.size_bytes, f"{size} for {behind} tokens")
     return behind

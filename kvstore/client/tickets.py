@@ -48,21 +48,13 @@ class TicketRequest(msgspec.Struct, frozen=True):
     """Prefill workers that have failed this request."""
 
 
-class Tail(msgspec.Struct, frozen=True):
-    """The object with the KV of the tokens behind the last full page; see `tail_key`."""
-
-    namespace: bytes = b""
-    key: bytes = b""
-    """Empty where there is none: those tokens are computed again."""
-    size_bytes: int = 0
-
-
 class HandOver(msgspec.Struct, frozen=True):
     """What somebody else needs to go on: pages in the pool, and every token generated so far."""
 
     chain: PageChain
     tokens: tuple[int, ...]
-    tail: Tail = Tail()
+    tail: wire.TailRef = wire.TailRef()
+    """See `tail_key`."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -221,9 +213,8 @@ def check_request(request: TicketRequest) -> None:
             raise BadValue(field, value, "more than 0 seconds")
 
 
-def _columns(done: HandOver) -> tuple[bytes, bytes, bytes, int, tuple[int, ...]]:
-    tail = done.tail
-    return done.chain.packed, tail.namespace, tail.key, tail.size_bytes, done.tokens
+def _columns(done: HandOver) -> tuple[bytes, wire.TailRef, tuple[int, ...]]:
+    return done.chain.packed, done.tail, done.tokens
 
 
 def _admitted(message: Message, timeout_s: float) -> Steps[wire.TicketOpened]:

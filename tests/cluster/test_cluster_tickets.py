@@ -12,10 +12,10 @@ from kvstore import Attention, CacheGroup, Content, KVStore, Layout
 from kvstore.aio import AsyncKVStore
 from kvstore.client import tickets
 from kvstore.client.descriptor import check_descriptor
-from kvstore.client.tickets import HandOver, Tail, TicketRequest, tail_key
+from kvstore.client.tickets import HandOver, TicketRequest, tail_key
 from kvstore.errors import Fenced, Throttled, UnknownTicket
 from kvstore.namespace import TAILS
-from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running
+from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running, TailRef
 from tests.cluster.up import kvharbor
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def staged(
     own = store.open_opaque(TAILS, ttl_s=60.0)
     key = tail_key(own.namespace.id, opened.ticket, 1)
     store.put_objects(own, type(chain)(key), source, (0,), TAIL_BYTES)
-    done = HandOver(chain, (7,), Tail(own.namespace.id, key, TAIL_BYTES))
+    done = HandOver(chain, (7,), TailRef(own.namespace.id, key, TAIL_BYTES))
     store.carry_out(tickets.stage_ticket(opened.ticket, prefill, done))
     return done
 

@@ -12,12 +12,13 @@ from kvstore.client.locations import Query, lookup_steps, match_steps
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
 from kvstore.client.reads import ReadRequest, read_steps
-from kvstore.client.tickets import HandOver, Tail, tail_key
+from kvstore.client.tickets import HandOver, tail_key
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import DeadlineExceeded, OutOfSpace, Unavailable
 from kvstore.namespace import tails
 from kvstore.page import PageChain
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
+from kvstore.wire.messages.tickets import TailRef
 from tests.simulation.client_moves import Put
 from tests.simulation.pages import PAGE_TOKENS, SMALL, TENANT, WHOLE, page_bytes
 from tests.simulation.reader_moves import Read, rank_for
@@ -85,7 +86,7 @@ class PdNode(SimClient):
             return 0
         return (yield from self._read(ReadRequest(found, 0, _places(found.pages), deadline_s)))
 
-    def bring_tail(self, tail: Tail) -> Steps[bool]:
+    def bring_tail(self, tail: TailRef) -> Steps[bool]:
         """Whether the tail came."""
         deadline_s = self.world.now + MOVE_S
         query = Query(self.namespace(TAILS), PageChain(tail.key), deadline_s)
@@ -128,7 +129,7 @@ class PdNode(SimClient):
         own = self.namespace(TAILS)
         self.checks.history.remove_begins(key, self.world.now)  # which the ticket's end does
         is_there = yield from self._store(own, PageChain(key), size)
-        tail = Tail(TAILS.id, key, size) if is_there else Tail()
+        tail = TailRef(TAILS.id, key, size) if is_there else TailRef()
         return HandOver(chain, generated, tail)
 
     def _store(self, opened: OpenedNamespace, chain: PageChain, size: int) -> Steps[int]:

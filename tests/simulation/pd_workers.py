@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.client import tickets
 from kvstore.client.descriptor import check_descriptor
-from kvstore.client.tickets import Tail
 from kvstore.errors import Fenced, OutOfSpace, Unavailable, UnknownTicket
 from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running
 from tests.simulation.pages import WHOLE
@@ -174,8 +173,7 @@ class PdDecode(PdWorker):
         chain = self.namespace(WHOLE).chain([*job.prompt, *generated]).slice(0, pages)
         missed = pages - (yield from self.bring(chain))
         if behind:
-            tail = Tail(claimed.tail_namespace, claimed.tail, claimed.tail_bytes)
-            missed += not (yield from self.bring_tail(tail))
+            missed += not (yield from self.bring_tail(claimed.tail))
         self.world.counts["tickets: computed again"] += missed
         yield missed * self.random.uniform(0.0, 0.1)
         install = tickets.install_ticket(job.ticket, claimed.token, timeout_s=ASK_S)

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.client.steps import drive
 from kvstore.client.ticket_holder import TicketHolder
-from kvstore.client.tickets import HandOver, Tail, TicketRequest
+from kvstore.client.tickets import HandOver, TicketRequest
 from kvstore.errors import AccessDenied, DeadlineExceeded, UnknownTicket
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
@@ -16,6 +16,7 @@ from kvstore.wire.messages.reads import GetStatus, Status
 from kvstore.wire.messages.tickets import (
     AwaitRoute,
     PresentTicket,
+    TailRef,
     TicketOpened,
     TicketRouted,
 )
@@ -25,7 +26,7 @@ SPACE = opened()
 CHAIN = SPACE.chain(range(10))
 REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0)
 FIRST, SECOND = TicketOpened(1, 0, "p1", "host:1"), TicketOpened(2, 0, "p1", "host:1")
-TAIL = Tail(tails("tests").id, bytes(KEY_BYTES), 2048)
+TAIL = TailRef(tails("tests").id, bytes(KEY_BYTES), 2048)
 ROUTED = TicketRouted(3, "d1", "host:2")
 
 
@@ -39,7 +40,7 @@ def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
     left_s = max(0.0, 2.0 - passed_s), 60.0 - passed_s
     return PresentTicket(
         ticket, SPACE.namespace.id, "request-1", CHAIN.packed, 10, 5, *left_s, 0, "p1",
-        b"", b"", 0, (),
+        TailRef(), (),
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_a_new_master_hears_of_all_that_is_held_once() -> None:
     assert drive(holder.keep(), script.will(status(2), Done(), Done())) == []
     second = msgspec.structs.replace(
         presented(2, 5.0), token=9, worker="d1", keys=CHAIN.packed[:KEY_BYTES], tokens=(7, 8),
-        tail_namespace=TAIL.namespace, tail=TAIL.key, tail_bytes=TAIL.size_bytes,
+        tail=TAIL,
     )  # fmt: skip
     assert script.asked == [GetStatus(), presented(1, 5.0), second]
     drive(holder.keep(), script.will(status(2)))

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client import tickets
 from kvstore.client.steps import drive
-from kvstore.client.tickets import HandOver, Member, Tail, TicketRequest
+from kvstore.client.tickets import HandOver, Member, TicketRequest
 from kvstore.errors import BadValue, MalformedMessage, Throttled
 from kvstore.exit_codes import ExitCode, exit_code_of
 from kvstore.ids import KEY_BYTES
@@ -28,9 +28,9 @@ PROMPT = tuple(range(10))
 CHAIN = SPACE.chain(PROMPT)
 REQUEST = TicketRequest(SPACE, "request-1", CHAIN, len(PROMPT), 5, 2.0, 60.0, "lora", ("p0",))
 MEMBER = Member(NAMESPACE, "d1", 3, 0.5, 3.0)
-TAIL = Tail(tails("tests").id, bytes(KEY_BYTES), 2048)
+TAIL = wire.TailRef(tails("tests").id, bytes(KEY_BYTES), 2048)
 DONE = HandOver(CHAIN, (7,), TAIL)
-COLUMNS: tuple[Any, ...] = (CHAIN.packed, TAIL.namespace, TAIL.key, TAIL.size_bytes, (7,))
+COLUMNS: tuple[Any, ...] = (CHAIN.packed, TAIL, (7,))
 OPENED = wire.TicketOpened(9, 8, "p1", "host:1")
 CLAIMED = wire.TicketClaimed(1, NAMESPACE, PAGE_TOKENS, 10, *COLUMNS)
 JOIN = wire.JoinFleet(NAMESPACE, "d1", "decode", "host:2", "host", "", "", 1000, 8)

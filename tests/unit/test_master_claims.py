@@ -11,6 +11,7 @@ from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
+from tests.unit.replaced import replaced
 from tests.unit.ticket_rig import Fleet
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_a_failed_route_is_fenced_and_another_worker_chosen() -> None:
     for message in (
         wire.TicketInstalled(ticket, old),
         wire.FinishTicket(ticket, old),
-        wire.ShedTicket(ticket, old, chain(1, 2), b"", b"", 0, (7, 8)),
+        wire.ShedTicket(ticket, old, chain(1, 2), wire.TailRef(), (7, 8)),
         wire.ClaimTicket(ticket, route, first, fleet.lives[first]),
     ):
         assert refusal(fleet, message) == "fenced", message
@@ -94,10 +95,8 @@ def test_shedding_hands_on_what_was_generated() -> None:
     fleet.pair()
     ticket, claimed, worker = fleet.install(fleet.wish(seed=1))
     fleet.join("d2")
-    tail = fleet.put_tail(5)
-    shed = wire.ShedTicket(
-        ticket, claimed.token, chain(1, 3), fleet.tails.id, tail, 4096, (7, 8, 9)
-    )
+    tail = wire.TailRef(fleet.tails.id, fleet.put_tail(5), 4096)
+    shed = wire.ShedTicket(ticket, claimed.token, chain(1, 3), tail, (7, 8, 9))
     fleet.ask(shed, Done)
     fleet.ask(shed, Done)
     route = fleet.route(ticket, above=fleet.ticket(ticket).route)
@@ -105,7 +104,7 @@ def test_shedding_hands_on_what_was_generated() -> None:
     taken = fleet.claim(ticket, route)
     assert (taken.keys, taken.tail, taken.tokens) == (chain(1, 3), tail, (7, 8, 9))
     fleet.ask(wire.CancelTicket(ticket), Done)
-    assert fleet.tails.probe(tail) == b"\0"
+    assert fleet.tails.probe(tail.key) == b"\0"
     fleet.assert_nothing_held()
 
 
@@ -118,19 +117,19 @@ def test_shedding_hands_on_what_was_generated() -> None:
         ("tokens", (8,)),
         ("tokens", (7, -1)),
         ("tokens", (7, 1 << 40)),
-        ("tail_namespace", b"other"),
-        ("tail", b"short"),
-        ("tail_bytes", 0),
-        ("tail_bytes", 1 << 40),
+        ("tail.namespace", b"other"),
+        ("tail.key", b"short"),
+        ("tail.size_bytes", 0),
+        ("tail.size_bytes", 1 << 40),
     ],
 )
 def test_what_is_shed_has_to_continue_what_there_was(field: str, value: object) -> None:
     fleet = Fleet()
     fleet.pair()
     ticket, claimed, _ = fleet.install(fleet.wish(seed=1))
-    own = fleet.tails.id, chain(9, 1), 4096
-    shed = wire.ShedTicket(ticket, claimed.token, chain(1, 2), *own, (7,))
-    bad = failure(fleet.rig.ask(fleet.rig.engine, msgspec.structs.replace(shed, **{field: value})))
+    tail = wire.TailRef(fleet.tails.id, chain(9, 1), 4096)
+    shed = wire.ShedTicket(ticket, claimed.token, chain(1, 2), tail, (7,))
+    bad = failure(fleet.rig.ask(fleet.rig.engine, replaced(shed, field, value)))
     assert (bad.code, bad.text.split(":")[0]) == ("bad_value", field)
     assert fleet.ticket(ticket).state is TicketState.INSTALLED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from kvstore import limits
@@ -10,6 +9,7 @@ from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
+from tests.unit.replaced import replaced
 from tests.unit.ticket_rig import Fleet
 
 
@@ -24,7 +24,7 @@ def present(
     """What a gateway tells the next master."""
     return wire.PresentTicket(
         ticket, fleet.space.id, request, chain(1, 2), 266, 100, 1.0, 30.0, token, worker,
-        b"", b"", 0, tokens,
+        wire.TailRef(), tokens,
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_staged_and_unfinished_prefills_go_on() -> None:
     assert fleet.ticket(old).state is TicketState.PREFILLING
     assert fleet.route(old + 1).decode == "d1"
     life = fleet.lives["p1"]
-    stage = wire.StageTicket(old, "p1", life, chain(1, 2), b"", b"", 0, (7,))
+    stage = wire.StageTicket(old, "p1", life, chain(1, 2), wire.TailRef(), (7,))
     fleet.ask(stage, Done)
     assert fleet.route(old).decode == "d1"
     for ticket in (old, old + 1):
@@ -135,11 +135,12 @@ def test_staged_and_unfinished_prefills_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("tokens", (-1,)), ("keys", b"x"), ("tail", b"x"), ("worker", "x" * 600)]
+    ("field", "value"),
+    [("tokens", (-1,)), ("keys", b"x"), ("tail.key", b"x"), ("worker", "x" * 600)],
 )
 def test_what_is_presented_has_to_be_well_formed(field: str, value: object) -> None:
     fleet = taken_over(Fleet())
-    message = msgspec.structs.replace(present(fleet, (1 << 32) + 5), **{field: value})
+    message = replaced(present(fleet, (1 << 32) + 5), field, value)
     assert refused(fleet, message) == "bad_value"
     fleet.assert_nothing_held()
 

@@ -84,9 +84,9 @@ class TicketMachine(RuleBasedStateMachine):
     def stage(self, number: int, name: str, *, has_tail: bool) -> None:
         found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
         keys = b"" if found is None else found.wish.keys
-        tail = (self.fleet.tails.id, chain(number, 1), 4096) if has_tail else (b"", b"", 0)
+        tail = self.tail(number) if has_tail else wire.TailRef()
         life = self.fleet.lives[name]
-        self.say(wire.StageTicket(self.ticket(number), name, life, keys, *tail, (7,)))
+        self.say(wire.StageTicket(self.ticket(number), name, life, keys, tail, (7,)))
 
     @rule(number=NUMBERS, name=NAMES)
     def fail_prefill(self, number: int, name: str) -> None:
@@ -117,6 +117,10 @@ class TicketMachine(RuleBasedStateMachine):
     def go_on_further(self, number: int, steps: int) -> None:
         self.go_on(number, steps)
 
+    def tail(self, seed: int) -> wire.TailRef:
+        """The object of that seed, whether it is there or not."""
+        return wire.TailRef(self.fleet.tails.id, chain(seed, 1), 4096)
+
     def next_step(self, ticket: Ticket) -> Message | None:
         """What is said next; None where the master has to route it."""
         lives = self.fleet.lives
@@ -125,17 +129,15 @@ class TicketMachine(RuleBasedStateMachine):
                 return wire.BeginPrefill(ticket.id, ticket.prefill, lives[ticket.prefill])
             case TicketState.PREFILLING if not ticket.alone:
                 own = ticket.id, ticket.prefill, lives[ticket.prefill]
-                tail = self.fleet.tails.id, chain(0, 1), 4096
-                return wire.StageTicket(*own, ticket.wish.keys, *tail, (7,))
+                return wire.StageTicket(*own, ticket.wish.keys, self.tail(0), (7,))
             case TicketState.ROUTED if ticket.slot is not None:
                 name = ticket.slot.name
                 return wire.ClaimTicket(ticket.id, ticket.route, name, lives[name])
             case TicketState.CLAIMED:
                 return wire.TicketInstalled(ticket.id, ticket.token)
             case TicketState.INSTALLED if ticket.id % 2 and not ticket.shed_token:
-                left = self.fleet.tails.id, chain(1, 1), 4096
-                tokens = (*ticket.tokens, 9)
-                return wire.ShedTicket(ticket.id, ticket.token, ticket.wish.keys, *left, tokens)
+                left = ticket.wish.keys, self.tail(1), (*ticket.tokens, 9)
+                return wire.ShedTicket(ticket.id, ticket.token, *left)
             case TicketState.INSTALLED | TicketState.PREFILLING:
                 return wire.FinishTicket(ticket.id, ticket.token)
         return None
@@ -156,9 +158,8 @@ class TicketMachine(RuleBasedStateMachine):
         elif kind == "finish":
             self.say(wire.FinishTicket(ticket, token))
         elif found is not None:
-            own = self.fleet.tails.id, chain(other, 1), 4096
-            tokens = (*found.tokens, 9)
-            self.say(wire.ShedTicket(ticket, token, found.wish.keys, *own, tokens))
+            left = found.wish.keys, self.tail(other), (*found.tokens, 9)
+            self.say(wire.ShedTicket(ticket, token, *left))
 
     @rule(number=NUMBERS)
     def cancel(self, number: int) -> None:

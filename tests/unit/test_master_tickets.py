@@ -71,7 +71,8 @@ def test_a_request_passes_from_prefill_to_decode() -> None:
     route = fleet.route(opened.ticket)
     assert (route.decode, route.where) == ("d1", "d1:1")
     claimed = fleet.claim(opened.ticket, route)
-    assert (claimed.tail, claimed.tail_bytes, claimed.tokens) == (key, 4096, (7,))
+    assert claimed.tail == wire.TailRef(fleet.tails.id, key, 4096)
+    assert claimed.tokens == (7,)
     assert (claimed.prompt_tokens, claimed.page_tokens) == (266, 128)
     assert fleet.tails.probe(key) == b"\1"
     fleet.ask(wire.TicketInstalled(opened.ticket, claimed.token), Done)

@@ -134,8 +134,8 @@ class Fleet:
     ) -> wire.StageTicket:
         """What the prefill worker says when it is done."""
         life, keys = self.lives[opened.prefill], self.ticket(opened.ticket).wish.keys
-        named = (self.tails.id, tail, 4096) if tail else (b"", b"", 0)
-        return wire.StageTicket(opened.ticket, opened.prefill, life, keys, *named, tokens)
+        named = wire.TailRef(self.tails.id, tail, 4096) if tail else wire.TailRef()
+        return wire.StageTicket(opened.ticket, opened.prefill, life, keys, named, tokens)
 
     def put_tail(self, seed: int = 99) -> bytes:
         """An object as a prefill worker leaves it; its key."""

@@ -132,6 +132,18 @@ class Throttled(Message, frozen=True, tag=183):
     text: str
 
 
+class TailRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The private object with the KV of the tokens behind the last full page; the master removes
+    it with the ticket.
+    """
+
+    namespace: bytes = b""
+    """The tenant's of tickets."""
+    key: bytes = b""
+    """Empty where there is none: those tokens are computed again."""
+    size_bytes: int = 0
+
+
 class BeginPrefill(Message, frozen=True, tag=184):
     """Prefill worker: I compute this -> Done."""
 
@@ -143,18 +155,14 @@ class BeginPrefill(Message, frozen=True, tag=184):
 class StageTicket(Message, frozen=True, tag=185):
     """Prefill worker: the prompt's pages are in the pool -> Done. Safe to repeat.
 
-    They are pinned from now on. `tail` names the private object with the KV of the tokens behind
-    the last full page, in the tenant's namespace of tickets; it goes with the ticket.
+    They are pinned from now on.
     """
 
     ticket: int
     worker: str
     life: int
     keys: bytes
-    tail_namespace: bytes
-    tail: bytes
-    """Key of one page, or empty."""
-    tail_bytes: int
+    tail: TailRef
     tokens: tuple[int, ...]
     """Generated so far: at least the first one."""
 
@@ -193,9 +201,7 @@ class TicketClaimed(Message, frozen=True, tag=189):
     page_tokens: int
     prompt_tokens: int
     keys: bytes
-    tail_namespace: bytes
-    tail: bytes
-    tail_bytes: int
+    tail: TailRef
     tokens: tuple[int, ...]
     """Generated so far, by all who had it before."""
 
@@ -213,9 +219,7 @@ class ShedTicket(Message, frozen=True, tag=191):
     ticket: int
     token: int
     keys: bytes
-    tail_namespace: bytes
-    tail: bytes
-    tail_bytes: int
+    tail: TailRef
     tokens: tuple[int, ...]
     """Generated so far, all of them."""
 
@@ -258,9 +262,7 @@ class PresentTicket(Message, frozen=True, tag=195):
     """The highest that it has seen; 0 before any claim."""
     worker: str
     """The prefill or decode worker that has it."""
-    tail_namespace: bytes
-    tail: bytes
-    tail_bytes: int
+    tail: TailRef
     tokens: tuple[int, ...]
 
 
