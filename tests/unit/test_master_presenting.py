@@ -106,6 +106,26 @@ def test_only_the_highest_claim_counts() -> None:
     assert len(fleet.rig.master.core.tickets) == 1
 
 
+def test_a_later_claim_that_is_malformed_ends_nothing() -> None:
+    fleet = taken_over(Fleet())
+    old = (1 << 32) + 5
+    fleet.ask(present(fleet, old, old + 1, (7,), "d1"), Done)
+    later = replaced(present(fleet, old, old + 3, (7, 8), "d2"), "tail.key", b"x")
+    assert refused(fleet, later) == "bad_value"
+    assert fleet.ticket(old).token == old + 1
+
+
+def test_what_is_presented_holds_no_more_pages_than_what_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = taken_over(Fleet())
+    monkeypatch.setattr(limits, "TICKET_PAGES_MAX", 3)
+    old = (1 << 32) + 5
+    fleet.ask(present(fleet, old, request="one"), Done)
+    assert refused(fleet, present(fleet, old + 1, request="two")) == "out_of_space"
+    fleet.ask(present(fleet, old, request="one"), Done)
+
+
 def test_presented_too_late_nobody_waits_for_it() -> None:
     fleet = taken_over(Fleet())
     fleet.rig.tick(limits.TICKET_GRACE_S)
