@@ -211,7 +211,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
-    ticket.staged_bytes = _staged(ticket, choice, found)
+    ticket.staged_bytes = _staged_bytes(ticket, choice, found)
     if choice.alone is None:
         _check_staging(core, fleet, ticket)
         _check_migration(fleet, ticket)
@@ -219,18 +219,9 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     return ticket
 
 
-def _staged(ticket: Ticket, choice: Choice, found: Found) -> int:
+def _staged_bytes(ticket: Ticket, choice: Choice, found: Found) -> int:
     """Nothing where one worker runs all of it."""
-    if choice.alone is not None:
-        return 0
-    return staged_bytes(ticket, len(ticket.wish.keys) // KEY_BYTES - found.pages)
-
-
-def staged_bytes(ticket: Ticket, fresh_pages: int) -> int:
-    """What staging takes: pages that the pool does not have yet, and the tokens behind them."""
-    layout, page_bytes = ticket.known.namespace.layout, ticket.known.namespace.page_bytes
-    behind = ticket.wish.prompt_tokens % layout.page_tokens
-    return fresh_pages * page_bytes + behind * page_bytes // layout.page_tokens
+    return ticket.staging(found.pages) if choice.alone is None else 0
 
 
 def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) -> None:
@@ -358,7 +349,7 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
         change(core, ticket, TicketEvent.CANCELLED)
         _answer_refused(core, caller, refusal)
         return
-    fields = choice.fields() | {"staged_bytes": _staged(ticket, choice, found)}
+    fields = choice.fields() | {"staged_bytes": _staged_bytes(ticket, choice, found)}
     change(core, ticket, TicketEvent.PREFILL_FAILED, failed_prefills=failed, **fields)
     _name(core, choice)
     core.reply(caller, _opened(ticket))

@@ -181,8 +181,9 @@ def lose(core: Core, worker: FleetWorker) -> None:
         assert ticket is not None, number
         if ticket.state in ROUTES:
             unroute(core, ticket)
-        else:  # it was to run all of it
-            change(core, ticket, TicketEvent.PREFILL_FAILED, slot=None, alone="")
+        else:  # it was to run all of it: others would have to stage it
+            event, staged = TicketEvent.PREFILL_FAILED, ticket.staging()
+            change(core, ticket, event, slot=None, alone="", staged_bytes=staged)
     core.tickets.fleets.take_out(worker)
 
 

@@ -9,7 +9,6 @@ from kvstore.errors import AccessDenied, BadValue, Fenced
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
-from master.admitting import staged_bytes
 from master.ticket_changes import change, require, require_ticket
 from master.tickets import MOVING, Tail, TicketEvent, TicketState
 
@@ -51,14 +50,9 @@ def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
         values: dict[str, object] = {"keys": keys, "tail": tail, "tokens": message.tokens}
         values["ready_s"] = core.now
         if ticket.alone:  # it has thought better of running all of it
-            values |= {"slot": None, "alone": "", "staged_bytes": all_bytes(ticket)}
+            values |= {"slot": None, "alone": "", "staged_bytes": ticket.staging()}
         change(core, ticket, TicketEvent.STAGED, **values)
     core.reply(caller, Done())
-
-
-def all_bytes(ticket: Ticket) -> int:
-    """What staging takes where nobody knows what the pool had before."""
-    return staged_bytes(ticket, len(ticket.wish.keys) // KEY_BYTES)
 
 
 def _require_prefill(core: Core, ticket: Ticket, message: BeginPrefill | StageTicket) -> None:

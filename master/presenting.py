@@ -19,7 +19,7 @@ from kvstore.wire.messages.tickets import JoinFleet, OpenTicket
 from master.admitting import check_wish
 from master.fleet_membership import in_grace
 from master.fleets import BOTH, FleetWorker
-from master.handing_over import all_bytes, check_pages
+from master.handing_over import check_pages
 from master.ticket_changes import change, hold
 from master.tickets import Ticket, TicketEvent, TicketState
 
@@ -37,7 +37,7 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
     require_text("worker", message.worker)
     wish = OpenTicket(
         message.namespace, message.request, message.keys, message.prompt_tokens,
-        message.new_tokens, message.first_token_s, message.deadline_s,
+        message.new_tokens, message.first_token_s, message.deadline_s, message.adapter,
     )  # fmt: skip
     known = check_wish(core, caller, wish)
     pages = message.prompt_tokens // known.namespace.layout.page_tokens
@@ -80,7 +80,7 @@ def _take_in(
         max(wish.prompt_tokens + wish.new_tokens, wish.prompt_tokens + len(message.tokens) + 1),
         keys=message.keys, tokens=message.tokens, tail=tail, ready_s=core.now,
     )  # fmt: skip
-    ticket.staged_bytes = all_bytes(ticket)
+    ticket.staged_bytes = ticket.staging()
     if message.token:
         ticket.state, ticket.token, ticket.tail = TicketState.INSTALLED, message.token, None
         ticket.slot = fleet.workers.get(message.worker) or _expect(core, fleet, message.worker)

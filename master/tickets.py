@@ -170,6 +170,13 @@ class Ticket(msgspec.Struct, eq=False):
         """Whose it is."""
         return self.known.namespace.content.tenant
 
+    def staging(self, present: int = 0) -> int:
+        """Bytes that staging takes where the pool has so many of the prompt's pages already."""
+        namespace, page_tokens = self.known.namespace, self.known.namespace.layout.page_tokens
+        behind = self.wish.prompt_tokens % page_tokens
+        fresh = len(self.wish.keys) // KEY_BYTES - present
+        return fresh * namespace.page_bytes + behind * namespace.page_bytes // page_tokens
+
     @property
     def kv_tokens(self) -> int:
         """Of prompt and output, those that there are."""

@@ -302,6 +302,7 @@ def test_a_worker_that_ran_alone_is_lost_and_another_is_named() -> None:
     fleet.join("b2", "both")
     fleet.ask(wire.LeaveFleet(fleet.space.id, "b1", fleet.lives["b1"]), Done)
     assert fleet.ticket(opened.ticket).slot is None
+    assert fleet.rig.master.core.tickets.staged_bytes > 0
     again = fleet.ask(wire.FailPrefill(opened.ticket, "b1"), wire.TicketOpened)
     assert (again.prefill, again.alone) == ("b2", "always")
 
