@@ -23,6 +23,7 @@ from master.fleets import BOTH, Fleet, FleetWorker
 from master.reads import asked_namespace
 from master.ticket_changes import change, hold, require, require_ticket
 from master.tickets import Ticket, TicketEvent
+from policies.routing.estimates import UNMEASURED_LINK_BYTES_PER_S, UNMEASURED_STEP_S
 from policies.routing.protocol import Alone, Case, Place, PrefillOffer, Wish
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ AVOIDED_MAX: Final = 64
 """Prefill workers that are known to have failed a request."""
 STAGING_SHARE: Final = 0.25
 """Of readable memory, or of all that is lent where there is none; unless staging_bytes is set."""
-UNMEASURED_STEP_S: Final = 0.03
-UNMEASURED_BYTES_PER_S: Final = 1e9
 
 
 class Refused(Exception):
@@ -267,7 +266,7 @@ def _check_staging(core: Core, fleet: Fleet, ticket: Ticket) -> None:
 
 def _bytes_per_s(fleet: Fleet) -> float:
     measured = [w.beat.link_bytes_per_s for w in fleet.decoders() if w.beat is not None]
-    return max(measured, default=0.0) or UNMEASURED_BYTES_PER_S
+    return max(measured, default=0.0) or UNMEASURED_LINK_BYTES_PER_S
 
 
 def _check_migration(fleet: Fleet, ticket: Ticket) -> None:
