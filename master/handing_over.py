@@ -43,6 +43,8 @@ def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
     keys, tail = check_pages(core, ticket.tenant, message)
     if not ticket.wish.keys.startswith(keys):
         raise BadValue("keys", len(keys) // KEY_BYTES, "the prompt's first pages, in order")
+    if not message.tokens:
+        raise BadValue("tokens", 0, "at least the first one")
     same = (ticket.keys, ticket.tail, ticket.tokens) == (keys, tail, message.tokens)
     is_repeated = same and ticket.state in {TicketState.STAGED, *MOVING}
     if not is_repeated:

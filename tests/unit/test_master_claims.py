@@ -148,6 +148,7 @@ def test_staging_is_the_named_worker_s_and_safe_to_repeat() -> None:
     fleet.begin(opened)
     wrong = msgspec.structs.replace(early, keys=chain(2, 2))
     assert refusal(fleet, wrong) == "bad_value"
+    assert refusal(fleet, msgspec.structs.replace(early, tokens=())) == "bad_value"
     fleet.ask(early, Done)
     fleet.ask(early, Done)
     fleet.route(opened.ticket)
