@@ -116,6 +116,6 @@ class TicketHolder:
             ticket, request.opened.namespace.id, request.request, done.chain.packed,
             request.prompt_tokens, request.new_tokens,
             max(0.0, request.first_token_s - passed_s), max(0.0, request.deadline_s - passed_s),
-            held.token, held.worker, done.tail, done.tokens,
+            held.token, held.worker, done.tail, done.tokens, request.adapter,
         )  # fmt: skip
         yield from ask(message, Done, max(0.0, deadline_s - now_s))

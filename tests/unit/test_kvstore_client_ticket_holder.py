@@ -24,7 +24,7 @@ from tests.unit.client_scripts import Script, opened
 
 SPACE = opened()
 CHAIN = SPACE.chain(range(10))
-REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0)
+REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0, "lora")
 FIRST, SECOND = TicketOpened(1, 0, "p1", "host:1"), TicketOpened(2, 0, "p1", "host:1")
 TAIL = TailRef(tails("tests").id, bytes(KEY_BYTES), 2048)
 ROUTED = TicketRouted(3, "d1", "host:2")
@@ -40,7 +40,7 @@ def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
     left_s = max(0.0, 2.0 - passed_s), 60.0 - passed_s
     return PresentTicket(
         ticket, SPACE.namespace.id, "request-1", CHAIN.packed, 10, 5, *left_s, 0, "p1",
-        TailRef(), (),
+        TailRef(), (), "lora",
     )  # fmt: skip
 
 

@@ -264,6 +264,7 @@ class PresentTicket(Message, frozen=True, tag=195):
     """The prefill or decode worker that has it."""
     tail: TailRef
     tokens: tuple[int, ...]
+    adapter: str = ""
 
 
 class ListTickets(Message, frozen=True, tag=196):
