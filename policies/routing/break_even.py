@@ -23,7 +23,7 @@ class BreakEvenParameters(Parameters, frozen=True):
     tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 256
     """To be computed of a prompt, from which on it is handed over; 0: all are."""
     failures: Annotated[int, Meta(ge=1, le=100)] = 2
-    """Failed hand-overs of a request, after which nobody else is asked."""
+    """Workers that have not handed a request over, after which no further hand-over is tried."""
 
 
 class BreakEven(ColocationPolicy):
