@@ -126,6 +126,15 @@ def test_what_is_presented_holds_no_more_pages_than_what_is_opened(
     fleet.ask(present(fleet, old, request="one"), Done)
 
 
+def test_what_needs_an_adapter_goes_to_who_has_it() -> None:
+    fleet = taken_over(Fleet())
+    old = (1 << 32) + 5
+    fleet.ask(replaced(present(fleet, old, tokens=(7,)), "adapter", "lora"), Done)
+    fleet.join("d1")
+    fleet.join("d2", adapters=("lora",))
+    assert fleet.route(old).decode == "d2"
+
+
 def test_presented_too_late_nobody_waits_for_it() -> None:
     fleet = taken_over(Fleet())
     fleet.rig.tick(limits.TICKET_GRACE_S)
