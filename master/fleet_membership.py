@@ -91,6 +91,7 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
     worker = core.tickets.fleets.worker(known, message.worker, message.life)
     _check_beat(message)
     core.tickets.fleets.heard(worker, core.now)
+    room = worker.decodes, worker.free_tokens
     worker.beat, worker.given_tokens = message, 0
     fenced: list[int] = []
     named: set[int] = set()
@@ -106,7 +107,8 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
             fenced.append(each.ticket)
     worker.strange_tokens = strange_tokens
     _end_missing(core, worker, named)
-    core.tickets.look_at(worker.fleet)
+    if (worker.decodes, worker.free_tokens) != room:
+        core.tickets.look_at(worker.fleet)
     core.reply(caller, FleetNoted(tuple(fenced)))
 
 

@@ -143,6 +143,22 @@ def test_nothing_is_kept_for_who_fits_nobody_and_others_go_on() -> None:
     assert fleet.ticket(large).state is TicketState.STAGED
 
 
+def test_who_waits_is_looked_at_when_a_beat_tells_of_other_room_not_at_each() -> None:
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    fleet.join("d1", batch=1)
+    first, claimed, _ = fleet.install(fleet.wish(seed=1))
+    fleet.stage(fleet.wish(seed=2))
+    fleet.rig.settle()
+    book, runs = fleet.rig.master.core.tickets, (first, claimed.token, 300)
+    fleet.beat("d1", runs)
+    assert not book.to_route
+    fleet.beat("d1", runs, draining=True)
+    fleet.rig.settle()
+    fleet.beat("d1", runs)
+    assert book.to_route
+
+
 @pytest.mark.parametrize("policy", ["same_prefix", "transfer_balance", "least_loaded"])
 def test_policies_of_all_kinds_are_asked(policy: str) -> None:
     fleet = Fleet(Tunables(cluster="test", replicas=1, decode_routing=policy, colocation="never"))
