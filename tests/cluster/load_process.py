@@ -42,6 +42,11 @@ class LoadProcess:
         assert self._process.returncode == 0, said
 
     @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether it still works; it ends by itself only when something is wrong."""
         return self._process.poll() is None
