@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.wire.messages.puts import PutPlans
 from kvstore.wire.messages.relocation import (
     GetRelocations,
     RelocationRow,
@@ -48,14 +49,16 @@ def holders(space: OpenedNamespace, keys: bytes) -> set[str]:
     return {ref.worker for ref in space.match(keys, lease=False).segments}
 
 
-def put_at(rig: Rig, space: OpenedNamespace, worker: str, keys: bytes) -> None:
+def put_at(rig: Rig, space: OpenedNamespace, worker: str, keys: bytes, tier: str = "") -> None:
     """Put a chain at one worker, whatever is free elsewhere."""
     segments = rig.master.core.segments.values()
     for segment in segments:
         segment.drained = segment.worker != worker
     rig.master.core.rankings.clear()
     rig.checks = False
-    space.put(keys)
+    plans = space.begin(keys, tier=tier)
+    assert isinstance(plans, PutPlans), plans
+    assert not any(map(any, space.report(space.write(plans, keys))))
     for segment in segments:
         segment.drained = rig.master.core.relocations.drain_of(segment.worker) is not None
     rig.master.core.rankings.clear()

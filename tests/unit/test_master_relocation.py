@@ -43,6 +43,27 @@ def test_a_drain_copies_what_lies_nowhere_else_and_leaves_nothing(rig: Rig) -> N
     assert rig.master.core.counters["copies_gone_by_drain"] == 48
 
 
+def test_every_tier_is_emptied_to_whatever_tiers_the_others_have() -> None:
+    rig = Rig(Tunables(cluster="test", replicas=1, nvme_admission="none"))
+    worker = rig.add_worker("w1", chunks=4, nvme_chunks=4, join=False)
+    worker.tier = "hbm"
+    rig.add_worker("w2", chunks=16, nvme_chunks=16)
+    worker.join()
+    space = rig.open_namespace()
+    hot, cold = chain(1, 8), chain(2, 8)
+    for keys, tier in ((hot, "hbm"), (cold, "nvme")):
+        put_at(rig, space, "w1", keys, tier)
+    assert [len(each.records) for each in worker.segments] == [8, 8]
+    row = start(rig, "drain", source="w1")
+    assert row.left_pages == 16
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    assert [len(each.records) for each in worker.segments] == [0, 0]
+    for keys, tier in ((hot, "dram"), (cold, "nvme")):
+        (segment,) = space.match(keys, lease=False).segments
+        assert (segment.worker, segment.tier) == ("w2", tier)
+
+
 def test_a_drained_worker_takes_nothing_until_the_drain_is_cancelled(rig: Rig) -> None:
     space = rig.open_namespace()
     row = start(rig, "drain", source="w1")
