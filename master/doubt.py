@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import Unavailable
 from kvstore.wire.messages.reads import GetStatus, Lookup, MatchPrefix, Probe
-from master import membership, reads, status
+from kvstore.wire.messages.tickets import GetTerm
+from master import membership, presenting, reads, status
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.base import Message
@@ -39,6 +40,8 @@ def answer(core: Core, caller: Caller, message: Message) -> None:
     match message:
         case GetStatus():
             status.get_status(core, caller, message)
+        case GetTerm():
+            presenting.get_term(core, caller, message)
         case MatchPrefix() | Lookup() if answers_reads:
             reads.locate_unleased(core, caller, message)
         case Probe() if answers_reads:

@@ -15,7 +15,7 @@ from kvstore.errors import AccessDenied, OutOfSpace
 from kvstore.ids import KEY_BYTES
 from kvstore.require import require_text
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.tickets import JoinFleet, OpenTicket
+from kvstore.wire.messages.tickets import JoinFleet, OpenTicket, Term
 from master.admitting import check_wish
 from master.fleet_membership import in_grace
 from master.fleets import BOTH, FleetWorker
@@ -24,12 +24,17 @@ from master.ticket_changes import change, hold
 from master.tickets import Ticket, TicketEvent, TicketState
 
 if TYPE_CHECKING:
-    from kvstore.wire.messages.tickets import PresentTicket
+    from kvstore.wire.messages.tickets import GetTerm, PresentTicket
     from master.core import Core
     from master.fleets import Fleet
     from master.namespaces import KnownNamespace
     from master.sessions import Caller
     from master.tickets import Tail
+
+
+def get_term(core: Core, caller: Caller, _message: GetTerm) -> None:
+    """Answer Term; unlike Status it costs nothing."""
+    core.reply(caller, Term(core.epoch))
 
 
 def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:

@@ -48,6 +48,7 @@ from kvstore.wire.messages.tickets import (
     FailPrefill,
     FinishTicket,
     FleetBeat,
+    GetTerm,
     JoinFleet,
     LeaveFleet,
     ListTickets,
@@ -170,6 +171,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(ShedTicket, claims.shed_ticket)
     on(FinishTicket, claims.finish_ticket)
     on(CancelTicket, claims.cancel_ticket)
+    on(GetTerm, presenting.get_term)
     on(PresentTicket, presenting.present_ticket)
     on(ListTickets, ticket_requests.list_tickets)
     on(RegisterWorker, membership.register_worker)

@@ -16,14 +16,19 @@ from kvstore.client.steps import Steps, ask
 from kvstore.client.tickets import TIMEOUT_S, HandOver, TicketRequest, await_route
 from kvstore.errors import CallerError, UnknownTicket
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.reads import GetStatus, Status
-from kvstore.wire.messages.tickets import PresentTicket, TicketOpened, TicketRouted
+from kvstore.wire.messages.tickets import (
+    GetTerm,
+    PresentTicket,
+    Term,
+    TicketOpened,
+    TicketRouted,
+)
 
 if TYPE_CHECKING:
     from kvstore.clock import Clock
 
 KEEP_EVERY_S: Final = limits.LEASE_MARGIN_S / 2
-"""A new master waits for the tickets of others for a lease margin."""
+"""A new master takes tickets in for TICKET_GRACE_S."""
 
 
 class _Held(msgspec.Struct):
@@ -78,9 +83,9 @@ class TicketHolder:
         Those are not held any more, and their requests have to begin anew.
         """
         deadline_s = self._clock.now_s() + check_timeout(timeout_s)
-        status = yield from ask(GetStatus(), Status, timeout_s)
+        term = yield from ask(GetTerm(), Term, timeout_s)
         refused: list[int] = []
-        if status.epoch == self._epoch:
+        if term.epoch == self._epoch:
             return refused
         for ticket in list(self._held):
             try:
@@ -88,7 +93,7 @@ class TicketHolder:
             except CallerError:
                 self.drop(ticket)
                 refused.append(ticket)
-        self._epoch = status.epoch
+        self._epoch = term.epoch
         return refused
 
     def await_route(

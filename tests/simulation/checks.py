@@ -27,6 +27,7 @@ from kvstore.wire.messages.namespaces import NamespaceOpened
 from kvstore.wire.messages.pins import PagesPinned
 from kvstore.wire.messages.puts import Ingest
 from kvstore.wire.messages.reads import Located, Probed, Removed, Status
+from kvstore.wire.messages.tickets import Term
 from master.events import (
     Action,
     CloseSession,
@@ -341,4 +342,4 @@ def is_harmless(action: Action) -> bool:
         return isinstance(action, RaiseEpoch | Note)
     if isinstance(action.message, Located):
         return not action.message.lease_ttl_s
-    return isinstance(action.message, (Failure, Probed, Status, *FACTS))
+    return isinstance(action.message, (Failure, Probed, Status, Term, *FACTS))

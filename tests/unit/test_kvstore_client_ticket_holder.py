@@ -12,11 +12,12 @@ from kvstore.errors import AccessDenied, DeadlineExceeded, UnknownTicket
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
-from kvstore.wire.messages.reads import GetStatus, Status
 from kvstore.wire.messages.tickets import (
     AwaitRoute,
+    GetTerm,
     PresentTicket,
     TailRef,
+    Term,
     TicketOpened,
     TicketRouted,
 )
@@ -28,11 +29,6 @@ REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0, "lora")
 FIRST, SECOND = TicketOpened(1, 0, "p1", "host:1"), TicketOpened(2, 0, "p1", "host:1")
 TAIL = TailRef(tails("tests").id, bytes(KEY_BYTES), 2048)
 ROUTED = TicketRouted(3, "d1", "host:2")
-
-
-def status(epoch: int) -> Status:
-    """Of a master that leads."""
-    return Status("cluster", epoch, 0.0, 0, 0, 0, 0, 0, (), (), (), {})
 
 
 def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
@@ -47,7 +43,7 @@ def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
 def held(script: Script, *tickets: TicketOpened) -> TicketHolder:
     """A holder of these, whose master has the epoch 1."""
     holder = TicketHolder(script.clock)
-    drive(holder.keep(), script.will(status(1)))
+    drive(holder.keep(), script.will(Term(1)))
     for each in tickets:
         holder.hold(REQUEST, each)
     script.asked.clear()
@@ -57,8 +53,8 @@ def held(script: Script, *tickets: TicketOpened) -> TicketHolder:
 def test_nothing_is_presented_while_the_same_master_leads() -> None:
     script = Script()
     holder = held(script, FIRST)
-    assert drive(holder.keep(), script.will(status(1))) == []
-    assert script.asked == [GetStatus()]
+    assert drive(holder.keep(), script.will(Term(1))) == []
+    assert script.asked == [GetTerm()]
 
 
 def test_a_new_master_hears_of_all_that_is_held_once() -> None:
@@ -67,24 +63,24 @@ def test_a_new_master_hears_of_all_that_is_held_once() -> None:
     holder.note(2, worker="d1", token=9)
     holder.note(2, token=8, done=HandOver(CHAIN.slice(0, 1), (7, 8), TAIL))
     script.clock.advance(5.0)
-    assert drive(holder.keep(), script.will(status(2), Done(), Done())) == []
+    assert drive(holder.keep(), script.will(Term(2), Done(), Done())) == []
     second = msgspec.structs.replace(
         presented(2, 5.0), token=9, worker="d1", keys=CHAIN.packed[:KEY_BYTES], tokens=(7, 8),
         tail=TAIL,
     )  # fmt: skip
-    assert script.asked == [GetStatus(), presented(1, 5.0), second]
-    drive(holder.keep(), script.will(status(2)))
-    assert script.asked[3:] == [GetStatus()]
+    assert script.asked == [GetTerm(), presented(1, 5.0), second]
+    drive(holder.keep(), script.will(Term(2)))
+    assert script.asked[3:] == [GetTerm()]
 
 
 def test_what_is_refused_is_given_up() -> None:
     script = Script()
     holder = held(script, FIRST, SECOND)
-    answers = status(2), AccessDenied("another holds it"), Done()
+    answers = Term(2), AccessDenied("another holds it"), Done()
     assert drive(holder.keep(), script.will(*answers)) == [1]
     assert len(holder) == 1
     holder.note(1, token=9)  # by whoever has not heard of that yet
-    drive(holder.keep(), script.will(status(3), Done()))
+    drive(holder.keep(), script.will(Term(3), Done()))
     assert script.asked[-1] == presented(2)
 
 
@@ -92,8 +88,8 @@ def test_a_master_that_goes_away_meanwhile_is_followed_by_another_try() -> None:
     script = Script()
     holder = held(script, FIRST)
     with pytest.raises(DeadlineExceeded):
-        drive(holder.keep(), script.will(status(2), DeadlineExceeded("gone")))
-    assert drive(holder.keep(), script.will(status(3), Done())) == []
+        drive(holder.keep(), script.will(Term(2), DeadlineExceeded("gone")))
+    assert drive(holder.keep(), script.will(Term(3), Done())) == []
     assert script.asked[-1] == presented()
 
 
@@ -112,5 +108,5 @@ def test_what_is_not_held_is_not_presented() -> None:
     holder.drop(1)
     with pytest.raises(UnknownTicket):
         drive(holder.await_route(1, 0), script.will(UnknownTicket("ticket 1")))
-    drive(holder.keep(), script.will(status(2)))
-    assert script.asked == [AwaitRoute(1, 0, 8.0), GetStatus()]
+    drive(holder.keep(), script.will(Term(2)))
+    assert script.asked == [AwaitRoute(1, 0, 8.0), GetTerm()]

@@ -28,6 +28,7 @@ from kvstore.wire.messages.reads import (
     Removed,
     Status,
 )
+from kvstore.wire.messages.tickets import GetTerm
 from master.events import Prolonged
 from master.segments import SegmentState
 from master.state import HANDLERS, MasterState
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 KEYS: Final = chain(1, 8)
 LEASE_S: Final = limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
-ANSWERED: Final = {MatchPrefix, Lookup, Probe, GetStatus}
+ANSWERED: Final = {MatchPrefix, Lookup, Probe, GetStatus, GetTerm}
 EXAMPLES: Final = {type(each): each for each in message_examples().values()}
 
 

@@ -40,6 +40,13 @@ def refused(fleet: Fleet, message: wire.PresentTicket) -> str:
     return failure(fleet.rig.ask(fleet.rig.engine, message)).code
 
 
+def test_gateways_learn_of_a_takeover() -> None:
+    fleet = Fleet()
+    before = fleet.ask(wire.GetTerm(), wire.Term)
+    assert fleet.ask(wire.GetTerm(), wire.Term) == before
+    assert taken_over(fleet).ask(wire.GetTerm(), wire.Term).epoch > before.epoch
+
+
 def test_a_request_that_decodes_goes_on_under_its_old_claim() -> None:
     fleet = Fleet()
     fleet.pair()

@@ -267,6 +267,16 @@ class PresentTicket(Message, frozen=True, tag=195):
     adapter: str = ""
 
 
+class GetTerm(Message, frozen=True, tag=198):
+    """Gateway: who leads? -> Term. Asked several times a second."""
+
+
+class Term(Message, frozen=True, tag=199):
+    """A master of another epoch knows no ticket before it is presented."""
+
+    epoch: int
+
+
 class ListTickets(Message, frozen=True, tag=196):
     """Operator, or engine for its own tenant -> TicketList."""
 
