@@ -147,6 +147,7 @@ def test_pages_on_a_disk_go_with_their_metadata(data_dir: Path, disks: tuple[str
 def test_a_disk_that_does_not_do_is_named(data_dir: Path, tmp_path: Path) -> None:
     for given, code, text in (
         (f"{tmp_path}/nowhere:64MiB", ExitCode.USAGE, "cannot be made: No such file"),
+        ("/proc:64MiB", ExitCode.USAGE, "cannot be made: "),
         (f"{tmp_path}", ExitCode.USAGE, "option --nvme: got "),
         (f"{tmp_path}:1MiB", ExitCode.USAGE, "at least one chunk of 67108864 bytes"),
         (f"{tmp_path}:4000000GiB", ExitCode.NO_SPACE, "bytes free, the segment needs"),

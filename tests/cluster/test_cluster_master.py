@@ -308,6 +308,26 @@ def test_a_section_that_nobody_would_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ('eviction = "random"', "eviction: got 'random', want one of lrfu, lru, rent, s3-fifo"),
+        ("eviction_parameters = {half = 1}", "got 'half', want one of ghost_factor, half_life_s"),
+        ("watermark_low = 0.97", "watermark_low: got 0.97, want more than 0, less than watermark_"),
+        ("page_ttl_s = 0", "page_ttl_s: got 0, want a positive number of seconds, or inf"),
+        ("erasure_parameters = {k = 4}", "parameter: got 'k', want none"),
+    ],
+)
+def test_a_setting_that_cannot_be_stops_the_start(tmp_path: Path, line: str, want: str) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(f"[master]\n{line}\n")
+    got, said = refused(tmp_path, "--config", str(file))
+    assert got == ExitCode.USAGE
+    (last,) = said.splitlines()
+    assert last.startswith("kvharbor-master: ")
+    assert want in last
+
+
+@pytest.mark.parametrize(
     ("options", "code", "want"),
     [
         (("--nope",), ExitCode.USAGE, "unrecognized arguments: --nope"),

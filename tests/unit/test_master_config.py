@@ -82,6 +82,17 @@ def test_a_parameter_that_the_policy_does_not_have_is_named() -> None:
         read(nvme_admission_parameters={"drive_writes_per_day": 0})
     with pytest.raises(ConfigError, match=r"extra_max: got 0\.0, want a whole number >= 1"):
         read(replication_parameters={"extra_max": 0})
+    with pytest.raises(ConfigError, match=r"parameter: got 'n', want one of k, m, cold_after_s"):
+        read(erasure="reed-solomon", erasure_parameters={"n": 6})
+    with pytest.raises(ConfigError, match=r"^\[master\]: k: got 17\.0, want a whole number <= 16"):
+        read(erasure="reed-solomon", erasure_parameters={"k": 17})
+    with pytest.raises(ConfigError, match=r"parameter: got 'k', want none"):
+        read(erasure="off", erasure_parameters={"k": 4})
+
+
+def test_the_default_that_a_value_is_at_odds_with_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"watermark_low: got 0.93, want .*_high \(0.92\)$"):
+        read(watermark_high=0.92)
 
 
 @pytest.mark.parametrize("written", [float("inf"), "inf"])
@@ -120,6 +131,9 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("page_ttl_s", 0.5, "1.0 to 604800.0"),
         ("page_ttl_s", 1e6, "1.0 to 604800.0 seconds, or inf"),
         ("page_ttl_s", -1, "a positive number of seconds, or inf"),
+        ("page_ttl_s", 0, "a positive number of seconds, or inf"),
+        ("page_ttl_s", float("nan"), "a number of seconds, or inf"),
+        ("page_age_max_s", 0, "a positive number of seconds, or inf"),
         ("page_age_max_s", float("nan"), "a number of seconds, or inf"),
         ("worker_lost_after_s", 1, r"more than twice heartbeat_interval_s \(0.5\)"),
         ("pin_quota", 1.5, "0 to 1"),
@@ -136,12 +150,16 @@ def test_a_data_folder_too_far_down_for_a_socket_is_named() -> None:
         ("placement", "nearest", "one of local_first, most_free, two_choices"),
         ("placement_parameters", {"fuller_max": "x"}, "a table of numbers, or name=number"),
         ("replication", "on", "one of enforce, observe, off"),
+        ("erasure", "raid", "one of off, reed-solomon"),
+        ("erasure_parameters", {"k": "four"}, "a table of numbers, or name=number"),
+        ("repair_after_s", float("nan"), "a number"),
         ("hints", "guessed", "one of given, learned"),
         ("metadata", "postgres", "one of sqlite, etcd"),
         ("advertise", "x", "host:port"),
         ("stale_read_max_s", -1, "0 or more"),
         ("watermark_high", 1.5, "more than 0, at most 1"),
         ("watermark_high", 0, "more than 0, at most 1"),
+        ("watermark_high", float("nan"), "a number"),
         ("watermark_low", 0.95, r"less than watermark_high \(0.95\)"),
         ("watermark_low", 0, "more than 0"),
         ("watermark_demote", 0.93, r"less than watermark_low \(0.93\)"),

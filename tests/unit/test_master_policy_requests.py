@@ -196,6 +196,14 @@ def test_what_a_later_version_has_kept_leaves_the_configuration(value: bytes) ->
             SetPolicy("replication", "observe", {"port_share": "2"}),
             "port_share: got '2', want a number <= 1",
         ),
+        (SetPolicy("erasure", "raid", {}), "erasure: got 'raid', want one of off, reed-solomon"),
+        (SetPolicy("erasure", "reed-solomon", {"m": "0"}), "m: got '0', want a whole number >= 1"),
+        (
+            SetPolicy("erasure", "reed-solomon", {"cold_after_s": "nan"}),
+            "cold_after_s: got 'nan', want a number",
+        ),
+        (SetPolicy("erasure", "off", {"k": "4"}), "parameter: got 'k', want none"),
+        (SetPolicy("placement", "local_first", {"fuller_max": "nan"}), "fuller_max: got 'nan'"),
     ],
 )
 def test_what_does_not_exist_changes_nothing(message: SetPolicy | ResetPolicy, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 
 import pytest
 
@@ -30,7 +30,10 @@ def test_pages_are_taken_that_rest_and_are_going_to(
     assert registry.erasure("reed-solomon").takes(Resting(idle_s, left_s)) is takes
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"k": 17}, {"m": 0}, {"m": 5}, {"k": 2.5}, {"x": 1}])
+@pytest.mark.parametrize("wrong", [
+    {"k": 0}, {"k": 17}, {"m": 0}, {"m": 5}, {"k": 2.5}, {"x": 1}, {"left_s": -1},
+    {"left_s": nan}, {"cold_after_s": "nan"},
+])  # fmt: skip
 def test_values_out_of_bounds_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(BadValue, match=next(iter(wrong))):
         registry.erasure("reed-solomon", wrong)
