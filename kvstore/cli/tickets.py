@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from msgspec.structs import asdict
 
 from kvstore.cli import output
 from kvstore.cli.options import (
@@ -45,7 +44,7 @@ def before(
         refuse_early_options(context)
 
 
-@app.command("list")
+@app.command()
 def show(
     context: typer.Context,
     master: Master = MASTER,
@@ -57,9 +56,7 @@ def show(
     with operator(master, cluster, secret_file) as asking:
         found = asking.ask(ListTickets(), TicketList)
     if as_json or context.obj:
-        rows = [asdict(each) for each in found.rows]
-        workers = [asdict(each) for each in found.workers]
-        output.print_json({**asdict(found), "rows": rows, "workers": workers})
+        output.print_json(found)
     else:
         output.print_tickets(found)
 

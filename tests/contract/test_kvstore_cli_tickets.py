@@ -38,7 +38,7 @@ def obedient() -> Iterator[str]:
         yield running.address
 
 
-@pytest.mark.parametrize("words", [(), ("list",)])
+@pytest.mark.parametrize("words", [(), ("show",)])
 def test_tickets_for_people_and_for_programs(master: str, words: tuple[str, ...]) -> None:
     done = kvharbor("tickets", *words, KVHARBOR_MASTER=master)
     assert done.returncode == 0, done.stderr
