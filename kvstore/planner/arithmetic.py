@@ -89,7 +89,7 @@ def _hand_over(traffic: Traffic, hardware: Hardware, plan: Plan) -> list[Line]:
     return [
         Line("tokens to compute of a prompt", f"{number(traffic.input.mean)} × "
              f"(1 − {number(traffic.reused)} reused)", plan.fresh_tokens, "tokens"),
-        Line("prefill", f"{number(plan.fresh_tokens)} / {rate} tokens/s", plan.prefill_s, "s"),
+        Line("prefill", f"{number(plan.fresh_tokens)} / {rate} tokens/s", plan.prefill_load_s, "s"),
         Line("prefill, p99 without reuse", f"{number(traffic.input.p99)} / {rate} tokens/s",
              plan.prefill_p99_s, "s"),
         Line("transfer", f"{rtt} + {number(plan.request_bytes)} B / {link}", plan.transfer_s, "s"),

@@ -30,7 +30,7 @@ DAILY_APART: Final = 1e7
 DAY_S: Final = 86400
 TRANSFER_ALARM_S: Final = 0.05
 TTFT_ALARM: Final = 1.5
-"""Times the target at p99: admission tightens."""
+"""Times the target at p99, from which fewer requests should be admitted."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -164,6 +164,6 @@ def _watch(hardware: Hardware, plan: Plan) -> Decision:
         "prefill busier than 0.8 for 5 minutes, decode than 0.85 for 10: add workers",
         f"p99 of transfers above {number(alarm_s)} s ({number(plan.transfer_p99_s)} s expected), "
         "or more than 0.1 % failed: look at links",
-        f"p99 to first token above {number(TTFT_ALARM * hardware.ttft_s)} s: admission tightens",
+        f"p99 to first token above {number(TTFT_ALARM * hardware.ttft_s)} s: admit fewer",
         f"time per token above {number(hardware.tpot_s)} s ({number(hardware.step_s)} s a step)",
     ))  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.namespace import CacheGroup
 from kvstore.planner import checks
@@ -19,9 +20,9 @@ from kvstore.planner.kv_bytes import KvFormat, request_bytes, token_bytes
 if TYPE_CHECKING:
     from kvstore.planner.traffic import Traffic
 
-OCCUPANCY_MAX: Final = 0.8
-"""Of workers and links: beyond it queues grow. Admission to decode throttles there, too."""
-STAGING_S: Final = (5.0, 30.0)
+OCCUPANCY_MAX: Final = limits.DECODE_OCCUPANCY_MAX
+"""Of workers and links as well: beyond it queues grow."""
+STAGING_S: Final = (5.0, limits.STAGING_S)
 """KV waits for a decode worker so long, as a rule and when decode is late."""
 
 
@@ -73,7 +74,6 @@ class Plan(msgspec.Struct, frozen=True):
     request_bytes_p99: int
     fresh_tokens: float
     """To be computed of a prompt of mean length."""
-    prefill_s: float
     prefill_p99_s: float
     """Of a long prompt of which the pool has nothing."""
     transfer_s: float
@@ -185,7 +185,6 @@ def plan(kv: Kv, traffic: Traffic, hardware: Hardware) -> Plan:
         request_bytes=size,
         request_bytes_p99=size_p99,
         fresh_tokens=fresh,
-        prefill_s=prefill_load,
         prefill_p99_s=prefill_p99_s,
         transfer_s=transfer_s(size, hardware),
         transfer_p99_s=transfer_s(size_p99, hardware),

@@ -130,7 +130,7 @@ class Grows:
     [
         Grows("peak_per_s", ("pull_bytes_per_s", "put_bytes_per_s", "running", "prefill_workers",
                              "decode_workers")),
-        Grows("input", ("request_bytes", "transfer_s", "prefill_s", "decode_workers_by_memory",
+        Grows("input", ("request_bytes", "transfer_s", "prefill_load_s", "decode_workers_by_memory",
                         "decode_workers_by_link", "prefill_workers")),
         Grows("output", ("decode_load_s", "running", "decode_workers")),
         Grows("reused", ("prefix_bytes_per_s",)),
