@@ -6,6 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError
 from kvstore.record import RECORD_BYTES
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from workers.tiers.part_io import PartToWrite
 
 OFFSETS = (0, PAGE, CHUNK)
+AREAS = [(GEOMETRY.record_offset(offset, PAGE), RECORD_BYTES) for offset in OFFSETS] + [
+    (GEOMETRY.payload_base + offset, PAGE) for offset in OFFSETS
+]
+"""Where each part's record and bytes lie, and for how long."""
 
 
 def image_of(data: bytes) -> FakeDisk:
@@ -115,6 +121,50 @@ def test_a_flipped_bit_costs_one_part_or_the_header_all(image: bytes) -> None:
             continue
         _, right = found_in(bytes(flipped))
         assert len(right) == (0 if place < HEADER_BYTES else len(OFFSETS) - 1), place
+
+
+Damage = tuple[int, int, bytes]
+"""In which of the three parts (their records, then their bytes), how far in, and what is there."""
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(
+    damages=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, PAGE - 1), st.binary(min_size=1, max_size=300)),
+        max_size=3,
+    ),
+    header=st.none() | st.tuples(st.integers(8, HEADER_BYTES - 1), st.integers(1, 255)),
+    lost_from=st.none() | st.tuples(st.integers(0, 5), st.integers(0, PAGE - 1)),
+)
+def test_whatever_is_written_over_or_lost_gives_no_wrong_part(
+    image: bytes,
+    damages: list[Damage],
+    header: tuple[int, int] | None,
+    lost_from: tuple[int, int] | None,
+) -> None:
+    """Any byte of header, records and payload; what was not touched is there, if the header is."""
+    data = bytearray(image)
+    for area, at, written in damages:
+        start, length = AREAS[area]
+        begin = start + at % length
+        data[begin : begin + len(written)] = written
+    if lost_from is not None:
+        area, at = lost_from
+        start, length = AREAS[area]
+        end = start + at % length
+        data[end:] = bytes(len(data) - end)
+    whole = {
+        offset
+        for offset, areas in zip(OFFSETS, zip(AREAS[:3], AREAS[3:], strict=True), strict=True)
+        if all(data[s : s + n] == image[s : s + n] for s, n in areas)
+    }
+    if header is not None:
+        place, turned = header
+        data[place] ^= turned
+        whole = set()
+    _, right = found_in(bytes(data))
+    assert right == whole
 
 
 def test_a_disk_of_noise_gives_nothing(image: bytes) -> None:
