@@ -81,6 +81,9 @@ def _check_wish(message: JoinFleet) -> None:
         value = getattr(message, field)
         if not least <= value <= TOKENS_MAX:
             raise BadValue(field, value, f"{least} to {TOKENS_MAX}")
+    if len(message.adapters) > limits.FLEET_ADAPTERS_MAX:
+        most = f"at most {limits.FLEET_ADAPTERS_MAX}"
+        raise BadValue("adapters", len(message.adapters), most)
     for adapter in message.adapters:
         require_text("adapters", adapter)
 

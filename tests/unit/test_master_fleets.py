@@ -181,6 +181,7 @@ def test_a_beat_that_cannot_be_right_is_refused(field: str, value: object) -> No
         ("capacity_tokens", -1),
         ("batch_max", 0),
         ("adapters", ("x" * 600,)),
+        ("adapters", ("x",) * 1025),
     ],
 )
 def test_a_worker_that_cannot_be_right_does_not_join(field: str, value: object) -> None:
