@@ -22,7 +22,6 @@ from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.transfer.choice import Choice
 from kvstore.transfer.mooncake_process import EngineSettings
 from kvstore.wire.messages.common import Address
-from workers.admin import admin_pages
 from workers.control_link import ControlLink
 from workers.events import LeaveWanted
 from workers.lent_segments import open_segments, open_staging
@@ -94,6 +93,8 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         undo.callback(listeners.close)
         admin = None
         if config.admin is not None:
+            from workers.admin import admin_pages  # only here: a third of all that is loaded
+
             pages = admin_pages(lambda: look(service, listeners, cluster.name, config.id))
             undo.push_async_callback(pages.close)
             admin = await pages.listen(str(config.admin), secret)

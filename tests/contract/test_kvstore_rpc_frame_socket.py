@@ -146,15 +146,12 @@ def test_a_peer_that_takes_nothing_ends_the_send(
         ours.send(FrameKind.REPLY, 1, Done(), raw=[much])
 
 
-def test_a_peer_that_stops_in_mid_transfer_ends_it(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_stops_in_mid_transfer_ends_it(ends: Ends) -> None:
     ours, theirs = ends
-    monkeypatch.setattr(limits, "SEND_STALL_MAX_S", 0.05)
     ours.send(FrameKind.REPLY, 1, Done(), raw=[bytes(10)])
     theirs.receive(soon())
     with pytest.raises(DeadlineExceeded):
-        theirs.receive_raw_into([bytearray(20)])
+        theirs.receive_raw_into([bytearray(20)], stall_s=0.05)
 
 
 def test_a_peer_that_goes_away_in_mid_transfer(ends: Ends) -> None:
