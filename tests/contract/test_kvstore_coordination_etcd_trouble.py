@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -236,12 +237,13 @@ def test_a_silent_network_costs_a_deadline_and_heals(one: EtcdServers) -> None:
         with_store(EtcdConfig((address,), timeout_s=QUICK_S), use)
 
 
-def test_nobody_at_the_address_is_said_at_once(three: EtcdServers) -> None:
-    gone = TcpAddress("127.0.0.1", 1)
+@pytest.mark.parametrize("host", ["127.0.0.1", "no..name"])
+def test_nobody_at_the_address_is_said_at_once(three: EtcdServers, host: str) -> None:
+    gone = TcpAddress(host, 1)
 
     async def fail(store: EtcdStore) -> None:
         async with asyncio.timeout(2):
-            with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+            with pytest.raises(Unavailable, match=f"etcd at {re.escape(host)}:1: "):
                 await store.open()
             with pytest.raises(Unavailable):
                 await store.open()
