@@ -85,6 +85,8 @@ class BadValue(CallerError, ValueError):
     """A field has a value that is never right."""
 
     code = "bad_value"
+    field: str = ""
+    """Empty where a peer has said it: the text names it then, too."""
 
     def __init__(self, field: str, value: object, want: str) -> None:
         """Name the field, the value that came and what would be right."""

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kvstore.errors import BadValue, DeadlineExceeded, KVStoreError, Throttled, Unavailable
+from kvstore.errors import (
+    BadValue,
+    DeadlineExceeded,
+    KVStoreError,
+    OutOfSpace,
+    Throttled,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from workers.gateway_relay import Passage, Stages
@@ -79,11 +86,13 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 def status_of(error: KVStoreError) -> int:
-    """The HTTP status of an error in the middle of a request."""
+    """The HTTP status of what keeps a request from being answered."""
     for kind, status in (
+        (BadValue, BAD_REQUEST),
         (Throttled, TOO_MANY),
         (DeadlineExceeded, TIMEOUT),
         (Unavailable, UNAVAILABLE),
+        (OutOfSpace, UNAVAILABLE),
     ):
         if isinstance(error, kind):
             return status
@@ -92,11 +101,10 @@ def status_of(error: KVStoreError) -> int:
 
 def error_body(error: KVStoreError) -> dict[str, Any]:
     """OpenAI's form of an error; `param` is the field that was wrong."""
-    kinds = {TOO_MANY: "rate_limit_error"}
-    status = BAD_REQUEST if isinstance(error, BadValue) else status_of(error)
-    kind = "invalid_request_error" if status == BAD_REQUEST else kinds.get(status, "server_error")
+    kinds = {BAD_REQUEST: "invalid_request_error", TOO_MANY: "rate_limit_error"}
+    kind = kinds.get(status_of(error), "server_error")
     code = error.reason if isinstance(error, Throttled) else error.code
-    param = error.field if isinstance(error, BadValue) else None
+    param = error.field or None if isinstance(error, BadValue) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
