@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,16 +16,19 @@ from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvstore import OpenedNamespace, PageChain
     from tests.cluster.pages import Pages
+    from tests.etcd_server import EtcdMember
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ETCD_TAKEOVER_S = 12.0
 """Ten is promised, on a machine that does nothing else."""
 AWAY_S = 4.0
+STALL_S = 0.3
+GOES_ON_S = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,44 @@ def test_all_of_etcd_away_for_a_while(
     stored_within(pages, opened, 1)
     pages.assert_readable(opened, chain)
     assert rig.status(rig.leader()).epoch >= epoch
+
+
+@contextmanager
+def stalling(members: Sequence[EtcdMember]) -> Iterator[None]:
+    """Members that all stand still again and again, as those of one disk that is slow to write."""
+    is_over = Event()
+
+    def run() -> None:
+        while not is_over.wait(GOES_ON_S):
+            for member in members:
+                member.freeze()
+            is_over.wait(STALL_S)
+            for member in members:
+                member.thaw()
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_an_etcd_that_stalls_again_and_again_costs_time_alone(
+    rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
+) -> None:
+    owners = [f"owner {number}" for number in range(1, 9)]
+    with stalling(rig.etcd.members):
+        for number, owner in enumerate(owners, 1):
+            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
+            # Answered when etcd has it.
+            pinned = pages.store.pin(opened, more(opened, number), owner=owner, ttl_s=600.0)
+            assert pinned == [True]
+            pages.assert_readable(opened, chain)
+    rig.masters[rig.leader()].kill()
+    pages.assert_found(opened, chain)
+    assert {pin.owner for pin in pages.store.pins()} == set(owners)
 
 
 def test_a_compaction_and_a_restart_of_every_member(
