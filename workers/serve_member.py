@@ -43,25 +43,32 @@ class Membership:
         """Beat until cancelled. A life that the master has given up is followed by another."""
         while True:
             await asyncio.sleep(self.member.beat_every_s)
-            try:
-                await self.beat_once()
-            except CallerError:
-                raise
-            except KVStoreError as error:
-                LOG.warning("beat: %s", error)
+            await self.beat_if_heard()
+
+    async def beat_if_heard(self) -> None:
+        """One beat now; a master that cannot be reached is told by the next one."""
+        try:
+            await self.beat_once()
+        except CallerError:
+            raise
+        except KVStoreError as error:
+            LOG.warning("beat: %s", error)
 
     async def beat_once(self) -> None:
-        """One beat now."""
-        message = self._report(self.member)
+        """One beat now. What runs goes on in another life, but for what its first beat loses."""
         try:
-            fenced = await asyncio.to_thread(self._store.carry_out, beat(message))
+            fenced = await self._told()
         except Fenced:
-            LOG.warning("the master has given this life up: joining again")
-            self._drop(tuple(each.ticket for each in message.running))
+            LOG.warning("the master does not know this life: joining again")
             join = join_fleet(self._wish)
             self.member = await asyncio.to_thread(self._store.carry_out, join)
-        else:
-            self._drop(fenced)
+            fenced = await self._told()
+        self._drop(fenced)
+
+    async def _told(self) -> tuple[int, ...]:
+        """Of what runs here, what is somebody else's."""
+        plan = beat(self._report(self.member))
+        return await asyncio.to_thread(self._store.carry_out, plan)
 
     def leave(self) -> None:
         """Say that this life has ended; the master finds out by itself where it does not hear."""

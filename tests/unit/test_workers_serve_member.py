@@ -1,0 +1,84 @@
+"""An inference worker's place in its fleet, while masters come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from kvstore.client.steps import drive
+from kvstore.errors import Fenced, Unavailable
+from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.tickets import (
+    FleetBeat,
+    FleetJoined,
+    FleetNoted,
+    JoinFleet,
+    LeaveFleet,
+    Running,
+)
+from tests.unit.client_scripts import Script
+from workers.serve_member import Membership
+
+if TYPE_CHECKING:
+    from kvstore.client.steps import Steps
+    from kvstore.client.tickets import Member
+
+WISH = JoinFleet(b"n" * 32, "d1", "decode", "host:1", "host", "", "", 100, 8)
+RUNNING = (Running(7, 70, 20), Running(8, 80, 30))
+
+
+class Store(Script):
+    """Runs plans by a script of answers."""
+
+    def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
+        return drive(plan, self)
+
+
+def report(member: Member) -> FleetBeat:
+    """Of a worker that runs two tickets."""
+    return FleetBeat(member.namespace, member.worker, member.life, 0, 0.0, 0.0, 0.0, 0.0, RUNNING)
+
+
+class Case:
+    """A worker that has joined."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.dropped: list[tuple[int, ...]] = []
+        store: Any = self.store.will(FleetJoined(1, 0.5, 3.0))
+        self.membership = Membership(store, WISH, report, self.dropped.append)
+        self.store.asked.clear()
+
+    def beat(self) -> None:
+        asyncio.run(self.membership.beat_if_heard())
+
+
+def test_what_is_somebody_elses_is_dropped() -> None:
+    case = Case()
+    case.store.will(FleetNoted((8,)))
+    case.beat()
+    assert case.dropped == [(8,)]
+
+
+def test_a_master_that_has_not_met_it_stops_nothing_but_what_it_says() -> None:
+    case = Case()
+    case.store.will(Fenced("join again"), FleetJoined(2, 0.5, 3.0), FleetNoted((7,)))
+    case.beat()
+    assert case.dropped == [(7,)]
+    asked = [type(each) for each in case.store.asked]
+    assert asked == [FleetBeat, JoinFleet, FleetBeat]
+    assert case.store.asked[-1] == report(case.membership.member)
+    assert case.membership.member.life == 2
+
+
+def test_a_master_that_is_away_stops_nothing() -> None:
+    case = Case()
+    case.store.will(Unavailable("away"))
+    case.beat()
+    assert case.dropped == []
+    case.store.asked.clear()
+    case.store.will(Unavailable("away"))
+    case.membership.leave()
+    assert case.store.asked == [LeaveFleet(WISH.namespace, "d1", 1)]
+    case.store.will(Done())
+    case.membership.leave()
