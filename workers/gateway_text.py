@@ -25,14 +25,10 @@ class AnswerText:
         self._chat = chat
         self._stops = tuple(stops)
         self._tokens: list[int] = []
-        self._shown = ""
+        self._shown = 0
+        """Characters."""
         self.is_stopped = False
         """A stop text came; the text ends before it, and nothing follows."""
-
-    @property
-    def text(self) -> str:
-        """All that was shown."""
-        return self._shown
 
     def add(self, token: int) -> str:
         """What can be shown now that this token has come."""
@@ -53,8 +49,8 @@ class AnswerText:
         elif not is_end:
             whole = whole.rstrip(UNFINISHED)
             whole = whole[: len(whole) - self._held_back(whole)]
-        fresh = whole[len(self._shown) :]
-        self._shown += fresh
+        fresh = whole[self._shown :]
+        self._shown += len(fresh)
         return fresh
 
     def _held_back(self, whole: str) -> int:

@@ -41,9 +41,8 @@ def shown(text: str, *stops: str) -> tuple[list[str], AnswerText]:
 
 
 def test_a_character_is_shown_once_it_is_complete() -> None:
-    pieces, answer = shown("aé€")
+    pieces, _ = shown("aé€")
     assert pieces == ["a", "", "é", "", "", "€", ""]
-    assert answer.text == "aé€"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +60,12 @@ def test_text_ends_before_a_stop(
     text: str, stops: tuple[str, ...], expected: str, is_stopped: bool
 ) -> None:
     pieces, answer = shown(text, *stops)
-    assert ("".join(pieces), answer.text, answer.is_stopped) == (expected, expected, is_stopped)
+    assert ("".join(pieces), answer.is_stopped) == (expected, is_stopped)
 
 
 def test_nothing_follows_a_stop() -> None:
-    _, answer = shown("ab", "b")
-    assert (answer.add(ord("c")), answer.end(), answer.text) == ("", "", "a")
+    pieces, answer = shown("ab", "b")
+    assert [*pieces, answer.add(ord("c")), answer.end()] == ["a", "", "", ""]
 
 
 @given(st.text("abé", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3))
