@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.places import Places
-from kvstore.cli.serving import parse_serving
+from kvstore.cli.serving import MODELS, parse_serving
 from kvstore.errors import BadValue
+from workers import engine_options
 
 PLACES = Places(Path("/data"), Path("/segments"))
 
@@ -34,6 +35,10 @@ def test_without_a_shape_nothing_is_served() -> None:
 def test_another_shape_is_refused(shape: str) -> None:
     with pytest.raises(BadValue, match="as in 1p2d"):
         parse_serving(shape, "tiny", "host:1", None)
+
+
+def test_the_models_are_those_that_workers_load() -> None:
+    assert MODELS == engine_options.MODELS
 
 
 def test_another_model_is_refused() -> None:
