@@ -97,6 +97,8 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "a host with a space": ({"host": "big one"}, "at most 64"),
     "a rack that is too long": ({"rack": "r" * 65}, "at most 64"),
     "a zone of dots": ({"zone": ".."}, "at most 64"),
+    "a label that there is not": ({"racks": "r1"}, "did you mean rack?"),
+    "several hosts": ({"host": ["a", "b"]}, "want text"),
     "no master": ({"master": []}, "at least one address"),
     "a master without a port": ({"master": "somewhere"}, "host:port, or unix:/path"),
     "a socket that is too far down": ({"data_dir": "/d" * 54}, "unix: got '/d/d/d"),
