@@ -329,6 +329,7 @@ MANY_CRASHES: Final[Changes] = {"crashes": 0.4, "fault_kinds": ("worker",), "slo
 MANY_FLIPS: Final[Changes] = {"flips": 1.0}
 TIERS: Final[Changes] = {"disks": 1, "segments": 1, "watermark_demote": 0.1, "slow_pull_s": 0.5}
 ONLY_DISKS: Final[Changes] = {"disks": 1, "segments": 0, "disk_faults": 0.5, "removes": 0.25}
+LONELY_DISKS: Final[Changes] = {**ONLY_DISKS, "disk_faults": 0.0, "workers": 1, "clients": 2}
 PINS: Final[Changes] = {"pins": 0.3, "flips": 0.0, "disk_faults": 0.0}
 MANY_LOSSES: Final[Changes] = {"weather": Weather(loss=0.05, slow=0.05)}
 MASTERS: Final[Changes] = {"masters": 2, "etcd": True, "cuts": 0.5, "stale_read_max_s": 300.0}
@@ -370,7 +371,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (hard_pins_are_ignored, "I31", PINS),
     (frees_are_not_synced, "I3 I4 I5 I12 I29", ONLY_DISKS),
     (leader_mutants.leaders_trust_their_lease, "I10", MASTERS),
-    (leader_mutants.leases_count_from_the_answer, "I10", SLOW_ETCD),
+    (leader_mutants.leases_count_from_the_answer, "I10", {**SLOW_ETCD, "pauses": 0.2}),
     (leader_mutants.anybody_may_write, "I10", MASTERS),
     (leader_mutants.stored_rows_are_trusted, "I3 I9 I12 I13", {**TAKEOVERS, **LONE}),
     (leader_mutants.inventories_are_not_waited_for, "I3 I12", TAKEOVERS),
@@ -390,7 +391,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (ticket_mutants.staged_pages_are_not_kept, "I31", ticket_mutants.STAGED),
     (ticket_mutants.routes_outlive_their_worker, "I41", ticket_mutants.TICKETS),
     (ticket_mutants.requests_are_not_known_again, "I42", ticket_mutants.TICKETS),
-    (doubted_copies_stay_staged, "liveness", {**ONLY_DISKS, **MANY_FLIPS, "disk_faults": 0.0}),
+    (doubted_copies_stay_staged, "liveness", {**LONELY_DISKS, **MANY_FLIPS}),
 )
 MUTANTS: Final = {
     each.__name__: Mutant(each, tuple(numbers.split()), options)
