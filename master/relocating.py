@@ -256,13 +256,14 @@ def _at_target(core: Core, relocation: Relocation, run: Run, copy: Copy) -> byte
     if target is None or not target.segments:
         return bytes(len(run))
     place = replica_counts.domain(core, next(iter(target.segments.values())))
+    goes = relocation.kind != RelocationKind.COPY  # else its host has it, and gets no other
     return run.held_by(
         each
         for each in run.copies_of(copy.part)
         if each.segment.readable
         and not each.segment.drained
         and replica_counts.domain(core, each.segment) == place
-        and each.segment.worker != copy.segment.worker
+        and not (goes and each.segment.worker == copy.segment.worker)
     )
 
 

@@ -27,6 +27,7 @@ from master import placing, rebalancing, relocating
 from master.packed import split_keys
 from master.relocations import Amount, Relocation, end, name_of, value_of
 from master.segments import Medium, SegmentState
+from master.tunables import HOST
 
 if TYPE_CHECKING:
     from master.core import Core
@@ -154,7 +155,10 @@ def _check_workers(core: Core, wish: StartRelocation) -> None:
     elif wish.keys:
         raise BadValue("keys", len(wish.keys), "none without a namespace")
     if wish.target:
-        _check_target(core, _worker(core, "target", wish.target), wish)
+        target = _worker(core, "target", wish.target)
+        _check_target(core, target, wish)
+        if wish.kind == RelocationKind.COPY and wish.source:
+            _check_apart(core, core.workers[wish.source], target)
 
 
 def _worker(core: Core, field: str, name: str) -> Worker:
@@ -211,6 +215,12 @@ def _check_target(core: Core, target: Worker, wish: StartRelocation) -> None:
     fitting = [s for s in segments if wish.tier in {"", s.tier}]
     if not any(_has_room(core, segment, max(sizes)) for segment in fitting):
         raise BadValue("target", target.id, "a worker with room for such pages")
+
+
+def _check_apart(core: Core, source: Worker, target: Worker) -> None:
+    if core.tunables.replicas_apart == HOST and source.host == target.host:
+        want = f"a worker of another host than {source.id}: no host has a page twice"
+        raise BadValue("target", target.id, want)
 
 
 def _has_room(core: Core, segment: Segment, size_class: int) -> bool:

@@ -28,6 +28,26 @@ def test_a_copy_makes_one_more_replica_and_ends(rig: Rig) -> None:
     assert not any(key.startswith("relocations/") for key in rig.store)
 
 
+def test_between_workers_of_a_host_pages_move_and_are_not_copied(rig: Rig) -> None:
+    for name in ("w1", "w2"):
+        rig.master.core.workers[name].host = "h"
+        rig.master.core.segments[f"{name}-dram"].host = "h"
+    space = rig.open_namespace()
+    put_at(rig, space, "w1", KEYS)
+    put_at(rig, space, "w3", chain(2, 8))
+    row = start(rig, "copy", namespace=space.id, target="w2")
+    rig.pass_time(15.0)
+    row = row_of(rig, row.id)
+    assert (row.state, row.done_pages) == ("done", 8), "the host had the others"
+    assert holders(space, KEYS) == {"w1"}
+    assert holders(space, chain(2, 8)) == {"w2", "w3"}
+    row = start(rig, "move", source="w1", target="w2")
+    rig.pass_time(15.0)
+    assert row_of(rig, row.id).state == "done"
+    assert holders(space, KEYS) == {"w2"}
+    assert is_empty(rig, "w1")
+
+
 def test_a_move_takes_the_named_pages_along_and_no_others(rig: Rig) -> None:
     space = rig.open_namespace()
     for number in range(2):

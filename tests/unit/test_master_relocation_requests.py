@@ -124,6 +124,20 @@ def test_a_lost_worker_is_not_drained_nor_a_drained_one_filled(rig: Rig) -> None
     assert "want a worker that takes pages: it is drained" in text
 
 
+@pytest.mark.parametrize("apart", ["host", "worker"])
+def test_a_host_gets_no_second_copy_unless_workers_count(apart: str) -> None:
+    rig = Rig(Tunables(cluster="test", replicas=1, replicas_apart=apart))
+    for name in ("w1", "w2"):
+        rig.add_worker(name)
+        rig.master.core.workers[name].host = "h"
+    wish = StartRelocation("copy", "w1", "w2")
+    if apart == "worker":
+        assert rows(rig, wish)[0].state == "running"
+        return
+    want = "target: got 'w2', want a worker of another host than w1: no host has a page twice"
+    assert refused(rig, wish) == want
+
+
 def test_a_target_without_room_is_refused() -> None:
     rig = Rig(Tunables(cluster="test", replicas=1))
     rig.add_worker("w1")
