@@ -17,14 +17,7 @@ import msgspec
 from aiohttp import web
 
 from kvstore.errors import BadValue, KVStoreError
-from workers.gateway_answers import (
-    BAD_REQUEST,
-    DONE,
-    Answering,
-    error_body,
-    event,
-    status_of,
-)
+from workers.gateway_answers import DONE, Answering, error_body, event, status_of
 from workers.gateway_metrics import GatewayMetrics
 from workers.gateway_relay import Passage
 from workers.gateway_requests import chat_completion, completion
@@ -106,7 +99,7 @@ class Gateway:
                 end = "complete"
                 return response
         except KVStoreError as error:
-            status = BAD_REQUEST if isinstance(error, BadValue) else status_of(error)
+            status = status_of(error)
             end = str(status)
             LOG.info("%s: %d: %s", request_id, status, error)
             headers = {REQUEST_ID: request_id}
@@ -125,8 +118,8 @@ class Gateway:
         seed = secrets.randbits(SEED_BITS) if wish.seed is None else wish.seed
         passage = Passage(self._fleet, inside, wish, seed)
         answering = Answering(wish, request_id, self._served.model, int(time.time()))
+        await passage.open()
         try:
-            await passage.open()
             if wish.stream:
                 return await self._stream(request, request_id, passage, answering)
             text = "".join([piece async for piece in self._pieces(passage, wish)])
@@ -165,12 +158,10 @@ class Gateway:
     async def _pieces(self, passage: Passage, wish: Wish) -> AsyncGenerator[str, None]:
         """The answer's text as it comes."""
         text = AnswerText(self._served.chat, wish.stop)
-        began_s = time.perf_counter()
         async with aclosing(passage.tokens()) as tokens:
             async for token in tokens:
-                if began_s:
-                    self._metrics.first_token.observe(time.perf_counter() - began_s)
-                    began_s = 0.0
+                if len(passage.answer.tokens) == 1:
+                    self._metrics.first_token.observe(passage.passed_s())
                 if piece := text.add(token):
                     yield piece
                 if text.is_stopped:

@@ -32,10 +32,12 @@ class Answer:
             return "stop"
         return "length" if len(self.tokens) >= self._tokens_max else ""
 
-    def begin(self, token: int) -> None:
-        """The first token, by prefill. Computed again elsewhere, it is not shown again."""
-        if not self.tokens:
-            self.tokens.append(token)
+    def begin(self, token: int) -> bool:
+        """The first token, by prefill; whether it is new. Computed again elsewhere, it is not."""
+        if self.tokens:
+            return False
+        self.tokens.append(token)
+        return True
 
     def hear(self, line: Line) -> bool:
         """Whether the line brings a token that is new.

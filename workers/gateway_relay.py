@@ -1,21 +1,22 @@
 """One request's way through a fleet: ticket, prefill, route, decode, and again where one dies.
 
-A coroutine for each request; whoever iterates its tokens may stop at any moment, and the ticket is
-cancelled then. Owns the order of the questions, and what is tried again: a token that was yielded
-is never yielded again.
+Where the master says so, one worker does both. A coroutine for each request; whoever iterates its
+tokens may stop at any moment, and the ticket is cancelled then. Owns the order of the questions,
+and what is tried again: a token that was yielded is never yielded again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
 from kvstore.client.ticket_holder import KEEP_EVERY_S, TicketHolder
 from kvstore.client.tickets import (
+    HandOver,
     TicketRequest,
     cancel_ticket,
     fail_prefill,
@@ -25,6 +26,7 @@ from kvstore.client.tickets import (
 from kvstore.errors import (
     CallerError,
     DeadlineExceeded,
+    Fenced,
     KVStoreError,
     Unavailable,
     UnknownTicket,
@@ -114,6 +116,7 @@ class Fleet:
         self.patience: Final = patience
         self.clock: Final = clock
         self.holder: Final = TicketHolder(clock)
+        self._presenting = asyncio.Lock()
         self._ends: set[asyncio.Future[None]] = set()
 
     async def keep_on(self) -> None:
@@ -124,19 +127,19 @@ class Fleet:
 
     async def present(self) -> None:
         """Once; a master that cannot be reached now is told the next time."""
-        try:
-            refused = await self.master.carry_out(self.holder.keep())
-        except KVStoreError as error:
-            LOG.warning("presenting tickets: %s", error)
-        else:
-            for ticket in refused:
-                LOG.warning("ticket %d is refused by the new master", ticket)
+        async with self._presenting:
+            try:
+                refused = await self.master.carry_out(self.holder.keep())
+            except KVStoreError as error:
+                LOG.warning("presenting tickets: %s", error)
+                return
+        for ticket in refused:
+            LOG.warning("ticket %d is refused by the new master", ticket)
 
     def end(self, ticket: int, claim: int, *, is_finished: bool) -> None:
         """Tell the master, beside whatever the caller does next: it may be cancelled."""
         self.holder.drop(ticket)
-        plan = finish_ticket(ticket, claim) if is_finished else cancel_ticket(ticket)
-        ending = asyncio.ensure_future(self._tell(plan))
+        ending = asyncio.ensure_future(self._tell(ticket, claim if is_finished else None))
         self._ends.add(ending)
         ending.add_done_callback(self._ends.discard)
 
@@ -144,9 +147,14 @@ class Fleet:
         """Wait until the master was told of every end."""
         await asyncio.gather(*self._ends)
 
-    async def _tell(self, plan: Steps[None]) -> None:
+    async def _tell(self, ticket: int, finished: int | None) -> None:
+        """Which claim has finished it; None: nobody wants it."""
         try:
-            await self.master.carry_out(plan)
+            if finished is not None:
+                with suppress(Fenced):  # the master has given it to somebody else meanwhile
+                    await self.master.carry_out(finish_ticket(ticket, finished))
+                    return
+            await self.master.carry_out(cancel_ticket(ticket))
         except KVStoreError as error:  # the ticket then ends by its deadline
             LOG.warning("ending a ticket: %s", error)
 
@@ -159,6 +167,7 @@ class Passage:
         self._fleet = fleet
         self._request = request
         self.wish: Final = wish
+        self._chain = fleet.opened.chain(wish.tokens)
         self._sampling = Sampling(wish.temperature, wish.top_p, seed)
         self._began_s = fleet.clock.now_s()
         self._opened: TicketOpened | None = None
@@ -172,7 +181,7 @@ class Passage:
         """Ask for admission. Throttled where it cannot begin now."""
         fleet, wish = self._fleet, self.wish
         request = TicketRequest(
-            fleet.opened, self._request, fleet.opened.chain(wish.tokens), len(wish.tokens),
+            fleet.opened, self._request, self._chain, len(wish.tokens),
             wish.max_tokens, fleet.patience.first_token_s, fleet.patience.deadline_s,
         )  # fmt: skip
         opening = asyncio.ensure_future(fleet.master.carry_out(open_ticket(request)))
@@ -183,21 +192,20 @@ class Passage:
             opening.add_done_callback(self._unwanted)
             raise
         fleet.holder.hold(request, self._opened)
-        self.stages.queue_s = self._passed_s()
+        self.stages.queue_s = self.passed_s()
 
     async def tokens(self) -> AsyncGenerator[int, None]:
         """Every token of the answer, once. Raises what ends it early.
 
         DeadlineExceeded, Throttled where no other prefill worker may have it now, Unavailable.
         """
-        opened = self._opened
-        assert opened is not None, "open comes first"
         is_finished = False
         try:
-            self.answer.begin(await self._prefill(opened))
-            yield self.answer.tokens[0]
+            async with aclosing(self._begun()) as fresh:
+                async for token in fresh:
+                    yield token
             while not self.answer.finish:
-                async with aclosing(self._decode(await self._routed(opened.ticket))) as fresh:
+                async with aclosing(self._decode(await self._routed())) as fresh:
                     async for token in fresh:
                         yield token
             is_finished = True
@@ -205,19 +213,28 @@ class Passage:
             is_finished = self.is_satisfied
             raise
         finally:
-            claim = self.answer.claim
-            self._fleet.end(opened.ticket, claim, is_finished=is_finished and claim > 0)
+            opened, claim = self._ticket(), self.answer.claim
+            is_finished = is_finished and bool(claim or opened.alone)
+            self._fleet.end(opened.ticket, claim, is_finished=is_finished)
 
-    async def _prefill(self, opened: TicketOpened) -> int:
-        """The first token, from whichever prefill worker does it."""
+    def passed_s(self) -> float:
+        """Since its arrival."""
+        return self._fleet.clock.now_s() - self._began_s
+
+    def _ticket(self) -> TicketOpened:
+        """As the master said last."""
+        assert self._opened is not None, "open comes first"
+        return self._opened
+
+    async def _begun(self) -> AsyncGenerator[int, None]:
+        """Up to where a decode worker goes on, from whichever prefill worker does it."""
         for _ in range(PREFILLS_MAX):
+            opened = self._ticket()
             self.stages.prefills += 1
-            ask = PrefillAsk(
-                opened.ticket, self._request, self.wish.tokens, self._sampling, self._left_s()
-            )
             try:
-                async with asyncio.timeout(ask.deadline_s):
-                    done = await self._fleet.workers.prefill(opened.where, ask)
+                async with aclosing(self._whole() if opened.alone else self._first()) as fresh:
+                    async for token in fresh:
+                        yield token
             except UnknownTicket:
                 await self._fleet.present()
             except CallerError:
@@ -225,19 +242,56 @@ class Passage:
             except (KVStoreError, TimeoutError) as error:
                 LOG.warning("%s: prefill at %s: %s", self._request, opened.prefill, error)
                 self._left_s()
-                failed = fail_prefill(opened.ticket, opened.prefill)
-                opened = await self._fleet.master.carry_out(failed)
-                self._fleet.holder.note(opened.ticket, worker=opened.prefill)
+                if not await self._another():
+                    return
             else:
-                self.stages.queue_s += done.queue_s
-                self.stages.prefill_s += done.compute_s
-                self.stages.reused_tokens = done.reused_tokens
-                return done.first
+                return
         raise Unavailable(f"{PREFILLS_MAX} prefill workers have failed")
 
-    async def _routed(self, ticket: int) -> TicketRouted:
+    async def _first(self) -> AsyncGenerator[int, None]:
+        """The first token, once the prompt is computed and staged."""
+        opened, wish = self._ticket(), self.wish
+        ask = PrefillAsk(opened.ticket, self._request, wish.tokens, self._sampling, self._left_s())
+        async with asyncio.timeout(ask.deadline_s):
+            done = await self._fleet.workers.prefill(opened.where, ask)
+        self.stages.queue_s += done.queue_s
+        self.stages.prefill_s += done.compute_s
+        self.stages.reused_tokens = done.reused_tokens
+        is_new = self.answer.begin(done.first)
+        self._note_staged()
+        if is_new:
+            yield done.first
+
+    async def _whole(self) -> AsyncGenerator[int, None]:
+        """All tokens, by the prefill worker itself; where it leaves, up to what it has staged."""
+        opened = self._ticket()
+        async with aclosing(self._heard(opened.where, self._ask(0))) as fresh:
+            async for token in fresh:
+                yield token
+        self._note_staged()
+
+    def _note_staged(self) -> None:
+        """A new master is told so; what the pool lacks of those pages is computed again."""
+        done = HandOver(self._chain, tuple(self.answer.tokens))
+        self._fleet.holder.note(self._ticket().ticket, done=done)
+
+    async def _another(self) -> bool:
+        """Have another prefill worker named; False: the prompt is staged all the same."""
+        opened = self._ticket()
+        try:
+            failed = fail_prefill(opened.ticket, opened.prefill)
+            self._opened = await self._fleet.master.carry_out(failed)
+        except UnknownTicket:  # of a new master: the same worker is asked once more
+            await self._fleet.present()
+        except Fenced:  # whoever claims it has the first token, too
+            return False
+        else:
+            self._fleet.holder.note(opened.ticket, worker=self._opened.prefill)
+        return True
+
+    async def _routed(self) -> TicketRouted:
         """The next decode worker."""
-        began_s = self._passed_s()
+        began_s, ticket = self.passed_s(), self._ticket().ticket
         routed = None
         while routed is None:
             plan = self._fleet.holder.await_route(
@@ -246,51 +300,57 @@ class Passage:
             routed = await self._fleet.master.carry_out(plan)
         self._route = routed.route
         self._fleet.holder.note(ticket, worker=routed.decode)
-        self.stages.route_s += self._passed_s() - began_s
+        self.stages.route_s += self.passed_s() - began_s
         self.stages.routes += 1
         return routed
 
     async def _decode(self, routed: TicketRouted) -> AsyncGenerator[int, None]:
         """What one decode worker brings, up to where it ends, for whatever reason."""
-        assert self._opened is not None
-        wish, answer, ticket = self.wish, self.answer, self._opened.ticket
-        ask = DecodeAsk(
-            ticket, routed.route, self._request, len(wish.tokens),
-            (*wish.tokens, *answer.tokens), wish.max_tokens, self._sampling, self._left_s(),
-        )  # fmt: skip
-        began_s = self._passed_s()
         try:
-            async with aclosing(self._fleet.workers.decode(routed.where, ask)) as lines:
-                async for line in lines:
-                    if line.index < 0:
-                        self.stages.install_s += self._passed_s() - began_s
-                        began_s = self._passed_s()
-                    if answer.hear(line):
-                        yield line.token
-                    self._fleet.holder.note(ticket, token=answer.claim)
-                    if answer.finish:
-                        return
-                    self._left_s()
-            LOG.info("%s: %s has handed it on", self._request, routed.decode)
+            async with aclosing(self._heard(routed.where, self._ask(routed.route))) as fresh:
+                async for token in fresh:
+                    yield token
         except UnknownTicket:
             await self._fleet.present()
         except (CallerError, DeadlineExceeded):
             raise
         except KVStoreError as error:
             LOG.warning("%s: decode at %s: %s", self._request, routed.decode, error)
+
+    def _ask(self, route: int) -> DecodeAsk:
+        wish = self.wish
+        return DecodeAsk(
+            self._ticket().ticket, route, self._request, len(wish.tokens),
+            (*wish.tokens, *self.answer.tokens), wish.max_tokens, self._sampling, self._left_s(),
+        )  # fmt: skip
+
+    async def _heard(self, where: str, ask: DecodeAsk) -> AsyncGenerator[int, None]:
+        """The tokens that one worker brings, up to where it ends."""
+        answer, began_s = self.answer, self.passed_s()
+        try:
+            async with aclosing(self._fleet.workers.decode(where, ask)) as lines:
+                async for line in lines:
+                    if line.index < 0:
+                        self.stages.install_s += self.passed_s() - began_s
+                        self.stages.reused_tokens = line.reused_tokens or self.stages.reused_tokens
+                        began_s = self.passed_s()
+                    if answer.hear(line):
+                        yield line.token
+                    self._fleet.holder.note(ask.ticket, token=answer.claim)
+                    if answer.finish:
+                        return
+                    self._left_s()
+            LOG.info("%s: %s has handed it on", self._request, where)
         finally:
-            self.stages.decode_s += self._passed_s() - began_s
+            self.stages.decode_s += self.passed_s() - began_s
 
     def _unwanted(self, opening: asyncio.Future[TicketOpened]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._fleet.end(opening.result().ticket, 0, is_finished=False)
 
-    def _passed_s(self) -> float:
-        return self._fleet.clock.now_s() - self._began_s
-
     def _left_s(self) -> float:
         """Until the deadline. DeadlineExceeded when it has passed."""
-        left_s = self._fleet.patience.deadline_s - self._passed_s()
+        left_s = self._fleet.patience.deadline_s - self.passed_s()
         if left_s <= 0:
             raise DeadlineExceeded(f"not complete within {self._fleet.patience.deadline_s:g} s")
         return left_s

@@ -100,11 +100,19 @@ class Worker:
             is_draining=bool(decode and decode.is_draining),
         )  # fmt: skip
 
-    async def end(self) -> None:
-        """Hand over what runs, and leave."""
+    async def end(self, beats: asyncio.Future[None]) -> None:
+        """Take nothing new, hand over what runs while beats go on, and leave."""
         if self.decode is not None:
+            self.decode.is_draining = True
+            await self.membership.beat_if_heard()
             await self.decode.shed()
+        beats.cancel()
         await asyncio.to_thread(self.membership.leave)
+
+    def close(self) -> None:
+        """End the batch's thread, while the loop is there that its tokens go to."""
+        if self.batch is not None:
+            self.batch.close()
 
     def _member(self) -> Member:
         return self.membership.member
@@ -152,9 +160,11 @@ async def serve(options: argparse.Namespace) -> None:
         warm_up(language)
         where = bound_address(sock)
         worker = Worker(options, language, store, where)
+        undo.callback(worker.close)
         prompts = undo.enter_context(ThreadPoolExecutor(1))
         door = Doorkeeper(secret)
-        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts)
+        vocabulary = language.model.get_input_embeddings().num_embeddings
+        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary)
         runner = web.AppRunner(
             desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
             access_log=None,
@@ -176,10 +186,9 @@ async def serve(options: argparse.Namespace) -> None:
         done, _ = await asyncio.wait(
             (beats, stopped, worker.broken), return_when=asyncio.FIRST_COMPLETED
         )
-        beats.cancel()
         for each in done - {stopped}:
             each.result()
-        await worker.end()
+        await worker.end(beats)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -1,35 +1,56 @@
 """A decode worker's work on one ticket: claim, check, install, stream, and at the end keep.
 
-A coroutine for each ticket; the pool's calls run in threads, the model in the batch's. However a
-ticket ends, its row leaves the batch, and the master hears of it.
+Of a ticket without a route all is computed here: nothing is claimed, and who has asked for it says
+when it ends. A coroutine for each ticket; the pool's calls run in threads, the model in the
+batch's. However a ticket ends, its row leaves the batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kvstore.client.descriptor import check_descriptor
-from kvstore.client.tickets import claim_ticket, finish_ticket, install_ticket, shed_ticket
-from kvstore.errors import OutOfSpace
+from kvstore.client.tickets import (
+    HandOver,
+    begin_prefill,
+    claim_ticket,
+    finish_ticket,
+    install_ticket,
+    shed_ticket,
+    stage_ticket,
+)
+from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages.tickets import Running
 from workers.engine import EngineRequest
 from workers.serve_messages import Line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
     from workers.engine import Generated, Taken
     from workers.serve_batch import Batch
-    from workers.serve_kv import TicketKV
+    from workers.serve_kv import Pulled, TicketKV
     from workers.serve_messages import DecodeAsk
 
 T = TypeVar("T")
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class _Taken(NamedTuple):
+    """A ticket that is to run here."""
+
+    token: int
+    generated: tuple[int, ...]
+    """By all who had it before."""
+    pull: Callable[[Sequence[int]], Pulled]
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,7 @@ class _Claim:
 
     ask: DecodeAsk
     token: int
+    """0: it has no route."""
     events: asyncio.Queue[Generated | None]
     """None: it is somebody else's by now."""
 
@@ -65,8 +87,9 @@ class DecodeDesk:
         self._member = member
         self._stop = stop
         self._claims: dict[str, _Claim] = {}
-        self._keeping: set[asyncio.Future[int]] = set()
+        self._keeping: set[asyncio.Future[None]] = set()
         self.is_draining = False
+        """Set by who ends this worker: it takes nothing new."""
         self.link_bytes_per_s = 0.0
 
     def running(self) -> tuple[Running, ...]:
@@ -75,6 +98,7 @@ class DecodeDesk:
         return tuple(
             Running(each.ask.ticket, each.token, held.get(each.id, 0))
             for each in self._claims.values()
+            if each.token
         )
 
     def drop(self, tickets: tuple[int, ...]) -> None:
@@ -87,23 +111,20 @@ class DecodeDesk:
         """The lines of one answer. Raises, before the first, why it cannot be given here."""
         if self.is_draining:
             raise OutOfSpace("this worker takes nothing new")
-        started = time.perf_counter()
-        claimed = await self._ask(claim_ticket(ask.ticket, ask.route, self._member()))
-        prompt, streamed = ask.tokens[: ask.prompt_tokens], ask.tokens[ask.prompt_tokens :]
-        namespace = self._kv.opened.namespace
-        tail_tokens = check_descriptor(claimed, namespace, prompt, streamed)
-        # A dying worker may have told the master of tokens that its stream has not brought.
-        generated = max(streamed, claimed.tokens, key=len)
-        request, claim = self._request(ask, (*prompt, *generated), claimed.token)
+        taken = await (self._claimed(ask) if ask.route else self._begun(ask))
+        told, generated = len(ask.tokens) - ask.prompt_tokens, taken.generated
+        request, claim = self._request(ask, generated, taken.token)
         self._claims[claim.id] = claim
         try:
-            pulled = await asyncio.to_thread(self._kv.take_up, claimed, tail_tokens, request.tokens)
+            pulled = await asyncio.to_thread(taken.pull, request.tokens)
             self.link_bytes_per_s = pulled.bytes_per_s or self.link_bytes_per_s
             listener = self._listener(claim.events)
             await asyncio.wrap_future(self._batch.add(request, pulled.cache, listener))
-            await self._ask(install_ticket(ask.ticket, claim.token))
-            yield Line(claim.token, install_s=time.perf_counter() - started)
-            for index in range(len(streamed), len(generated)):
+            if claim.token:
+                await self._ask(install_ticket(ask.ticket, claim.token))
+            reused = 0 if claim.token else min(pulled.tokens, ask.prompt_tokens)
+            yield Line(claim.token, reused_tokens=reused)
+            for index in range(told, len(generated)):
                 yield Line(claim.token, index, generated[index])
             async for line in self._stream(claim):
                 yield line
@@ -112,19 +133,33 @@ class DecodeDesk:
             self._claims.pop(claim.id, None)
 
     async def shed(self) -> None:
-        """Hand everything that runs over to other workers, and take nothing new."""
-        self.is_draining = True
+        """Hand everything that runs over to other workers. Nothing new comes: it is draining."""
         await asyncio.gather(*(self._shed(claim) for claim in list(self._claims.values())))
 
+    async def _claimed(self, ask: DecodeAsk) -> _Taken:
+        """Others have begun it."""
+        claimed = await self._ask(claim_ticket(ask.ticket, ask.route, self._member()))
+        prompt, streamed = ask.tokens[: ask.prompt_tokens], ask.tokens[ask.prompt_tokens :]
+        namespace = self._kv.opened.namespace
+        tail_tokens = check_descriptor(claimed, namespace, prompt, streamed)
+        # A dying worker may have told the master of tokens that its stream has not brought.
+        generated = max(streamed, claimed.tokens, key=len)
+        return _Taken(claimed.token, generated, partial(self._kv.take_up, claimed, tail_tokens))
+
+    async def _begun(self, ask: DecodeAsk) -> _Taken:
+        """All of it is this worker's."""
+        await self._ask(begin_prefill(ask.ticket, self._member()))
+        return _Taken(0, ask.tokens[ask.prompt_tokens :], self._kv.reuse)
+
     def _request(
-        self, ask: DecodeAsk, tokens: tuple[int, ...], token: int
+        self, ask: DecodeAsk, generated: tuple[int, ...], token: int
     ) -> tuple[EngineRequest, _Claim]:
         claim = _Claim(ask, token, asyncio.Queue())
-        how = ask.sampling
-        left = ask.prompt_tokens + ask.max_tokens - len(tokens)
+        how, tokens = ask.sampling, (*ask.tokens[: ask.prompt_tokens], *generated)
         request = EngineRequest(
-            claim.id, tokens, left, how.temperature, how.top_p, how.seed, self._stop
-        )
+            claim.id, tokens, ask.max_tokens - len(generated),
+            how.temperature, how.top_p, how.seed, self._stop,
+        )  # fmt: skip
         return request, claim
 
     def _listener(self, events: asyncio.Queue[Generated | None]) -> Callable[[Generated], None]:
@@ -139,34 +174,54 @@ class DecodeDesk:
         """Up to the last token, or to where the ticket goes to somebody else."""
         while (one := await claim.events.get()) is not None:
             index = one.position - claim.ask.prompt_tokens
-            if one.finish is None:
-                yield Line(claim.token, index, one.token)
-                continue
-            await self._ask(finish_ticket(claim.ask.ticket, claim.token))
             if one.taken is not None:
+                if claim.token:
+                    await self._ask(finish_ticket(claim.ask.ticket, claim.token))
                 self._keep(one.taken)
-            yield Line(claim.token, index, one.token, finish=one.finish)
-            return
+            yield Line(claim.token, index, one.token)
+            if one.taken is not None:
+                return
 
     def _keep(self, taken: Taken) -> None:
-        """Store full pages of the answer, for the chat's next turn; nobody waits for that."""
-        keeping = asyncio.ensure_future(
-            asyncio.to_thread(self._kv.keep, taken.tokens[:-1], taken.cache)
-        )
+        keeping = asyncio.ensure_future(self._kept(taken))
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
+
+    async def _kept(self, taken: Taken) -> None:
+        """Store full pages of the answer, for the chat's next turn; nobody waits for that."""
+        try:
+            await asyncio.to_thread(self._kv.keep, taken.tokens[:-1], taken.cache)
+        except KVStoreError as error:
+            LOG.warning("pages of an answer are not kept: %s", error)
 
     async def _shed(self, claim: _Claim) -> None:
         taken = await asyncio.wrap_future(self._batch.export(claim.id))
         if taken is None:
             return
+        try:
+            await (self._hand_on(claim, taken) if claim.token else self._stage(claim.ask, taken))
+        except KVStoreError as error:  # its gateway has it computed again where this worker ends
+            LOG.warning("ticket %d is not handed on: %s", claim.ask.ticket, error)
+        else:
+            claim.events.put_nowait(None)
+
+    async def _hand_on(self, claim: _Claim, taken: Taken) -> None:
         ask = claim.ask
         done = await asyncio.to_thread(
             self._kv.hand_over, ask.ticket, ask.route, taken.tokens[:-1],
             taken.tokens[ask.prompt_tokens :], taken.cache, ask.deadline_s,
         )  # fmt: skip
         await self._ask(shed_ticket(ask.ticket, claim.token, done))
-        claim.events.put_nowait(None)
+
+    async def _stage(self, ask: DecodeAsk, taken: Taken) -> None:
+        """As if this worker had only computed the prompt, and a little more."""
+        generated = taken.tokens[ask.prompt_tokens :]
+        if not generated:
+            raise Unavailable("there is no token yet")
+        chain = await asyncio.to_thread(
+            self._kv.keep_prompt, taken.tokens[:-1], ask.prompt_tokens, taken.cache
+        )
+        await self._ask(stage_ticket(ask.ticket, self._member(), HandOver(chain, generated)))
 
     async def _ask(self, plan: Steps[T]) -> T:
         return await asyncio.to_thread(self._store.carry_out, plan)

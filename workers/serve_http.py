@@ -24,6 +24,7 @@ from workers.serve_messages import (
     DecodeAsk,
     PrefillAsk,
     Trouble,
+    check_tokens,
     decode,
     encode,
 )
@@ -60,13 +61,15 @@ class Desk:
         prefill: PrefillDesk | None,
         decode_desk: DecodeDesk | None,
         one_by_one: Executor,
+        vocabulary: int,
     ) -> None:
-        """`one_by_one` runs prompts, one after another."""
+        """`one_by_one` runs prompts, one after another; tokens are below `vocabulary`."""
         self._about = about
         self._door = door
         self._prefill = prefill
         self._decode = decode_desk
         self._one_by_one = one_by_one
+        self._vocabulary = vocabulary
 
     def application(self) -> web.Application:
         """The routes of what this worker does."""
@@ -91,6 +94,7 @@ class Desk:
         tokens = 0
         try:
             ask = decode(body, PrefillAsk)
+            check_tokens(ask, self._vocabulary)
             tokens = len(ask.tokens)
             desk.queued_tokens += tokens
             loop = asyncio.get_running_loop()
@@ -113,6 +117,7 @@ class Desk:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         try:
             ask = decode(body, DecodeAsk)
+            check_tokens(ask, self._vocabulary)
             LOG.info("%s: ticket %d: route %d", ask.request, ask.ticket, ask.route)
             async with aclosing(self._decode.decode(ask)) as lines:
                 async for line in lines:

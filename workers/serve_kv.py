@@ -13,6 +13,7 @@ from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
 from kvstore.client.tickets import HandOver, tail_key
 from kvstore.errors import CallerError, KVStoreError
+from kvstore.ids import KEY_BYTES
 from kvstore.namespace import TAILS
 from kvstore.page import PageChain
 from kvstore.wire.messages.tickets import TailRef
@@ -48,15 +49,26 @@ class TicketKV:
         self.opened: Final = store.open(namespace.content, namespace.layout)
         self._tails = store.open_opaque(TAILS)
 
-    def reuse(self, tokens: Sequence[int]) -> tuple[DynamicCache, int]:
-        """A cache of what the pool has of a prompt's pages, and of how many tokens that is."""
+    def reuse(self, tokens: Sequence[int]) -> Pulled:
+        """A cache of what the pool has of the full pages of `tokens`, at most all but the last."""
+        started = time.perf_counter()
         cache, fetched = self._prefix.fetch(tokens)
-        return cache, fetched.tokens
+        took_s = time.perf_counter() - started
+        moved = fetched.bytes_moved
+        return Pulled(cache, fetched.tokens, moved / took_s if moved else 0.0)
 
     def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:
         """Store the full pages of these tokens; returns how many leading ones the pool has."""
         kept = self._prefix.store(tokens, cache)
         return kept.stored + kept.present
+
+    def keep_prompt(
+        self, tokens: Sequence[int], prompt_tokens: int, cache: DynamicCache
+    ) -> PageChain:
+        """As `keep`; those pages that the prompt fills, as far as the pool has them now."""
+        page_tokens = self.opened.namespace.layout.page_tokens
+        pages = min(self.keep(tokens, cache), prompt_tokens // page_tokens)
+        return self.opened.chain(tokens).slice(0, pages)
 
     def hand_over(
         self,
@@ -84,7 +96,7 @@ class TicketKV:
         started = time.perf_counter()
         cache, fetched = self._prefix.fetch(tokens)
         held, moved = fetched.tokens, fetched.bytes_moved
-        at_tail = held == len(claimed.keys) // 32 * claimed.page_tokens
+        at_tail = held == len(claimed.keys) // KEY_BYTES * claimed.page_tokens
         if tail_tokens and at_tail and held + tail_tokens < len(tokens):
             packed = self._tail(claimed, tail_tokens)
             if packed is not None:

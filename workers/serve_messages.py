@@ -5,9 +5,10 @@ Owns paths, fields and their form. The pool is not in between: these carry token
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.errors import BadValue
 from kvstore.namespace import Content, Layout
@@ -20,6 +21,10 @@ BODY_BYTES_MAX: Final = 16 << 20
 LINE_BYTES_MAX: Final = 1 << 16
 
 T = TypeVar("T")
+Number = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Tokens = Annotated[tuple[int, ...], Meta(min_length=1)]
 
 
 class About(msgspec.Struct, frozen=True):
@@ -37,19 +42,19 @@ class About(msgspec.Struct, frozen=True):
 class Sampling(msgspec.Struct, frozen=True):
     """How each next token is chosen."""
 
-    temperature: float
-    top_p: float
-    seed: int
+    temperature: Annotated[float, Meta(ge=0)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class PrefillAsk(msgspec.Struct, frozen=True):
     """Compute this prompt, stage its pages for the ticket."""
 
-    ticket: int
+    ticket: Number
     request: str
-    tokens: tuple[int, ...]
+    tokens: Tokens
     sampling: Sampling
-    deadline_s: float
+    deadline_s: Seconds
     """Time from now after which nobody wants it."""
 
 
@@ -65,32 +70,31 @@ class PrefillDone(msgspec.Struct, frozen=True):
 
 
 class DecodeAsk(msgspec.Struct, frozen=True):
-    """Claim the ticket and go on."""
+    """Claim the ticket and go on; or compute all of it."""
 
-    ticket: int
-    route: int
+    ticket: Number
+    route: Number
+    """0: there is none, as nobody else has computed the prompt or will go on."""
     request: str
-    prompt_tokens: int
-    tokens: tuple[int, ...]
+    prompt_tokens: Count
+    tokens: Tokens
     """Prompt, and what of the answer the client has."""
-    max_tokens: int
+    max_tokens: Count
     """Of the whole answer."""
     sampling: Sampling
-    deadline_s: float
+    deadline_s: Seconds
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of a decode worker's answer."""
 
     claim: int
-    """The claim's fencing token: of two workers the higher one has the ticket."""
+    """The claim's fencing token: of two workers the higher one has the ticket. 0 without route."""
     index: int = -1
-    """Of `token` in the answer, from 0; -1: no token in this line."""
+    """Of `token` in the answer, from 0; -1 in the first line: the KV is there, and no token yet."""
     token: int = -1
-    install_s: float = 0.0
-    """In the first line: from the question to the KV's being there."""
-    finish: str = ""
-    """stop or length: the answer is complete. A stream that ends without it goes on elsewhere."""
+    reused_tokens: int = 0
+    """In the first line, without route: of the prompt, whose KV the pool had."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -98,6 +102,18 @@ class Trouble(msgspec.Struct, frozen=True):
 
     code: str
     text: str
+
+
+def check_tokens(ask: PrefillAsk | DecodeAsk, vocabulary: int) -> None:
+    """BadValue for what no model can go on from; `decode` has looked at each field by itself."""
+    for token in (min(ask.tokens), max(ask.tokens)):
+        if not 0 <= token < vocabulary:
+            raise BadValue("tokens", token, f"0 to {vocabulary - 1}")
+    if isinstance(ask, DecodeAsk):
+        generated = len(ask.tokens) - ask.prompt_tokens
+        if not 0 <= generated < ask.max_tokens:
+            want = f"those of the prompt and of fewer than {ask.max_tokens} that follow"
+            raise BadValue("prompt_tokens", ask.prompt_tokens, f"{want}, of {len(ask.tokens)}")
 
 
 def encode(value: msgspec.Struct) -> bytes:

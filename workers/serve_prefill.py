@@ -51,7 +51,7 @@ class PrefillDesk:
         began_s = time.perf_counter()
         _check(unwanted)
         self._store.carry_out(begin_prefill(ask.ticket, self._member()))
-        cache, reused = self._kv.reuse(ask.tokens)
+        cache, reused, _ = self._kv.reuse(ask.tokens)
         logits = self._compute(ask, cache, unwanted)
         took_s = time.perf_counter() - began_s
         self.tokens_per_s = (len(ask.tokens) - reused) / took_s

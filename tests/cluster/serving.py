@@ -8,28 +8,26 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore import KVStore
 from kvstore.announcement import read_announcement
 from kvstore.client.tickets import list_tickets
 from kvstore.config import read_secret
+from tests.cluster.servers import die_with_parent, until
 from tests.cluster.up import Up, clean_environment
 from workers.engine import Engine, EngineRequest
 from workers.one_by_one import OneByOne
 from workers.tiny_llama import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Self
 
     from kvstore.wire.messages.tickets import TicketList
-
-T = TypeVar("T")
 
 WAIT_S: Final = 120.0
 
@@ -77,12 +75,15 @@ class Fleet:
         """The address of a part, once it listens."""
         pid = self.processes[name].pid
 
-        def look() -> str | None:
+        def listens() -> bool:
             assert self.processes[name].poll() is None, self.log(name)
             found = read_announcement(self.folder, name)
-            return found.listen if found is not None and found.pid == pid else None
+            return found is not None and found.pid == pid
 
-        return wait_for(look, f"{name} to listen")
+        until(f"{name} listens", listens, WAIT_S)
+        found = read_announcement(self.folder, name)
+        assert found is not None
+        return found.listen
 
     def log(self, name: str) -> str:
         """What a part has said."""
@@ -97,8 +98,11 @@ class Fleet:
         """What the master knows."""
         return self.store.carry_out(list_tickets())
 
-    def is_idle(self) -> bool:
-        """Whether no ticket, credit, slot, staged byte or pin is left."""
+    def await_idle(self) -> None:
+        """Until no ticket, credit, slot, staged byte or pin is left."""
+        until("everything is given back", self._is_idle, WAIT_S)
+
+    def _is_idle(self) -> bool:
         found = self.tickets()
         used = sum(row.used_tokens + row.running + row.queued_tokens for row in found.workers)
         return not (found.tickets or found.staging_bytes or used or self.store.pins())
@@ -118,6 +122,7 @@ class Fleet:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *shared, *options],
                 env=clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def _stop_all(self) -> None:
@@ -163,15 +168,6 @@ class Asked:
         for event in self.events():
             assert "error" not in event, event
             yield from (choice["text"] for choice in event["choices"])
-
-
-def wait_for(look: Callable[[], T | None], what: str) -> T:
-    """What `look` finds, once it finds something."""
-    ends_s = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < ends_s, f"waited in vain for {what}"
-        time.sleep(0.02)
-    return found
 
 
 def alone(prompt: str, tokens: int, temperature: float = 0, top_p: float = 1, seed: int = 0) -> str:

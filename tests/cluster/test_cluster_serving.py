@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvstore.exit_codes import ExitCode
-from tests.cluster.serving import Asked, Fleet, alone, secret_file, wait_for
+from tests.cluster.servers import until
+from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, secret_file
 from tests.cluster.up import Up, kvharbor, remove_segments
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def test_answers_are_those_of_one_process(fleet: Fleet) -> None:
     again = fleet.ask(COMPLETIONS, body(asked[1][0], 24))[1]
     assert again["choices"][0]["text"] == alone(asked[1][0], 24)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    wait_for(fleet.is_idle, "everything to be given back")
+    fleet.await_idle()
 
 
 def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
@@ -104,7 +105,7 @@ def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
     _, said = fleet.ask(COMPLETIONS, body(prompt(1), 60, stop=stop))
     assert said["choices"][0]["text"] == whole[: whole.find(stop)]
     assert said["choices"][0]["finish_reason"] == "stop"
-    wait_for(fleet.is_idle, "the ticket to end")
+    fleet.await_idle()
 
 
 def test_who_hangs_up_leaves_nothing_behind(fleet: Fleet) -> None:
@@ -114,8 +115,8 @@ def test_who_hangs_up_leaves_nothing_behind(fleet: Fleet) -> None:
             next(pieces)
         assert fleet.tickets().tickets == 1
     with Asked(fleet.gateway, COMPLETIONS, body(prompt(2, 9000), 10), {}):
-        wait_for(lambda: fleet.tickets().tickets == 1, "the second to begin")
-    wait_for(fleet.is_idle, "everything to be given back")
+        until("the second has begun", lambda: fleet.tickets().tickets == 1, WAIT_S)
+    fleet.await_idle()
     assert fleet.ask(COMPLETIONS, body(prompt(1), 5))[0] == 200
 
 
@@ -147,7 +148,7 @@ def test_a_decode_worker_that_goes_is_followed_by_another(
             said += pieces
         assert "".join(said) == alone(text, tokens, **how)
         assert "2 routes" in fleet.log("gateway")
-        wait_for(fleet.is_idle, "everything to be given back")
+        fleet.await_idle()
 
 
 def test_a_prefill_worker_that_dies_is_followed_by_another(folder: Path) -> None:
@@ -155,14 +156,56 @@ def test_a_prefill_worker_that_dies_is_followed_by_another(folder: Path) -> None
     with Fleet(folder, "prefill", "prefill", "decode") as fleet, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(fleet.ask, COMPLETIONS, body(text, 8))
 
-        def computing() -> str:
-            return next((r.prefill for r in fleet.tickets().rows if r.state == "prefilling"), "")
+        def is_computed() -> bool:
+            return any(row.state == "prefilling" for row in fleet.tickets().rows)
 
-        fleet.kill(wait_for(computing, "the prompt to be computed"))
+        until("the prompt is being computed", is_computed, WAIT_S)
+        fleet.kill(fleet.tickets().rows[0].prefill)
         status, said = asking.result()
         assert (status, said["choices"][0]["text"]) == (200, alone(text, 8))
         assert "2 prefills" in fleet.log("gateway")
-        wait_for(fleet.is_idle, "everything to be given back")
+        fleet.await_idle()
+
+
+def test_a_worker_that_does_both_keeps_what_is_not_worth_a_hand_over(folder: Path) -> None:
+    with Fleet(folder, "both", "decode") as fleet:
+        for text, routes in ((prompt(1), 0), (prompt(2, 600), 1)):
+            status, said = fleet.ask(COMPLETIONS, body(text, 24, **SAMPLED, kvharbor_timings=True))
+            assert (status, said["choices"][0]["text"]) == (200, alone(text, 24, **SAMPLED))
+            assert said["usage"]["kvharbor_timings"]["routes"] == routes
+
+        def is_kept() -> bool:
+            _, again = fleet.ask(COMPLETIONS, body(prompt(1), 5))
+            return bool(again["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        until("the pages of what it did are in the pool", is_kept, WAIT_S)
+        with fleet.stream(COMPLETIONS, body(prompt(0), 2000)) as asked:
+            next(asked.pieces())
+            assert fleet.tickets().rows[0].state == "prefilling"
+        fleet.await_idle()
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "passed"),
+    [
+        (signal.SIGKILL, SAMPLED, "2 prefills, 0 routes"),
+        (signal.SIGTERM, {}, "1 prefills, 1 routes"),
+    ],
+)
+def test_a_worker_that_did_both_and_goes_is_followed_by_another(
+    folder: Path, number: signal.Signals, how: dict[str, Any], passed: str
+) -> None:
+    text, tokens = prompt(1), 200
+    with Fleet(folder, "both", "both") as fleet:
+        with fleet.stream(COMPLETIONS, body(text, tokens, **how)) as asked:
+            pieces = asked.pieces()
+            said = [next(pieces) for _ in range(20)]
+            (row,) = fleet.tickets().rows
+            fleet.kill(row.prefill, number)
+            said += pieces
+        assert "".join(said) == alone(text, tokens, **how)
+        assert passed in fleet.log("gateway")
+        fleet.await_idle()
 
 
 def test_a_full_fleet_asks_for_patience(folder: Path) -> None:
@@ -178,5 +221,5 @@ def test_a_full_fleet_asks_for_patience(folder: Path) -> None:
             assert error["type"] == "rate_limit_error"
             assert error["code"] == "decode_occupancy"
             assert said + "".join(pieces) == alone(prompt(0), 220)
-        wait_for(fleet.is_idle, "everything to be given back")
+        fleet.await_idle()
         assert fleet.ask(COMPLETIONS, body(prompt(1), 220))[0] == 200

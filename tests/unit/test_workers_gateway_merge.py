@@ -15,8 +15,8 @@ END = 99
 
 def test_tokens_count_once_whoever_sends_them() -> None:
     answer = Answer(4, END)
-    answer.begin(10)
-    answer.begin(10)
+    assert answer.begin(10)
+    assert not answer.begin(10)
     assert answer.hear(Line(5, 1, 11))
     assert not answer.hear(Line(6, 0, 10))
     assert not answer.hear(Line(6, 1, 11))

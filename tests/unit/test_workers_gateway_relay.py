@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvstore.client.steps import Ask
-from kvstore.errors import CorruptPage, DeadlineExceeded, Fenced, Throttled, Unavailable
+from kvstore.errors import (
+    CorruptPage,
+    DeadlineExceeded,
+    Fenced,
+    KVStoreError,
+    Throttled,
+    Unavailable,
+    UnknownTicket,
+)
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from tests.fakes import ManualClock
 from tests.unit.client_scripts import opened
 from workers.gateway_relay import PREFILLS_MAX, Fleet, Passage, Patience
 from workers.gateway_requests import Wish
-from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone
+from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
+    from types import UnionType
 
     from kvstore.client.steps import Steps
     from kvstore.wire.messages.base import Message
@@ -42,7 +51,11 @@ class FakeMaster:
     def __init__(self) -> None:
         self.asked: list[Message] = []
         self.route = 0
-        self.refusals: list[Exception] = []
+        self.epoch = 1
+        self.refusals: dict[type[Message], Exception] = {}
+        """Raised once, of the next message of that type."""
+        self.alone: list[str] = []
+        """Why the first, second, ... worker that is named is to do all of it."""
 
     async def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
         await asyncio.sleep(0)
@@ -50,22 +63,32 @@ class FakeMaster:
             step = next(plan)
             while True:
                 assert isinstance(step, Ask)
-                step = plan.send(self._answer(step.message))
+                try:
+                    answer = self._answer(step.message)
+                except KVStoreError as error:
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(answer)
         except StopIteration as stop:
             return stop.value
 
     def ends(self) -> list[Message]:
-        ends = wire.FinishTicket | wire.CancelTicket
-        return [message for message in self.asked if isinstance(message, ends)]
+        return self.heard(wire.FinishTicket | wire.CancelTicket)
+
+    def heard(self, kind: UnionType | type[Message]) -> list[Message]:
+        return [message for message in self.asked if isinstance(message, kind)]
 
     def _answer(self, message: Message) -> Message:
         self.asked.append(message)
+        if type(message) in self.refusals:
+            raise self.refusals.pop(type(message))
         match message:
             case wire.OpenTicket() | wire.FailPrefill():
-                if self.refusals:
-                    raise self.refusals.pop(0)
-                fails = sum(isinstance(each, wire.FailPrefill) for each in self.asked)
-                return wire.TicketOpened(TICKET, 0, f"p{fails}", f"p{fails}:1")
+                fails = len(self.heard(wire.FailPrefill))
+                alone = self.alone.pop(0) if self.alone else ""
+                return wire.TicketOpened(TICKET, 0, f"p{fails}", f"p{fails}:1", alone)
+            case wire.GetTerm():
+                return wire.Term(self.epoch)
             case wire.AwaitRoute():
                 self.route += 1
                 return wire.TicketRouted(self.route, f"d{self.route}", f"d{self.route}:1")
@@ -107,7 +130,7 @@ STAGED = PrefillDone(TOKENS[0], 4, 0.1, 0.2)
 
 
 def lines(claim: int, *indices: int) -> list[object]:
-    return [Line(claim, install_s=0.1), *(Line(claim, i, TOKENS[i]) for i in indices)]
+    return [Line(claim), *(Line(claim, i, TOKENS[i]) for i in indices)]
 
 
 class Case:
@@ -126,6 +149,10 @@ class Case:
                 await self.fleet.close()
 
         return asyncio.run(whole())
+
+    def asked_alone(self, *generated: int) -> DecodeAsk:
+        tokens = (*PROMPT, *generated)
+        return DecodeAsk(TICKET, 0, "r/1", len(PROMPT), tokens, 5, Sampling(0.0, 1.0, 3), 60.0)
 
     async def all(self) -> list[int]:
         await self.passage.open()
@@ -157,8 +184,8 @@ def test_prefill_is_tried_on_others() -> None:
     failed = [Unavailable("x")] * (PREFILLS_MAX - 1)
     case = Case([*failed, STAGED], lines(5, 1, 2, 3, 4))
     assert case.run() == TOKENS
-    names = [each.worker for each in case.master.asked if isinstance(each, wire.FailPrefill)]
-    assert names == ["p0", "p1", "p2"]
+    names = [wire.FailPrefill(TICKET, name) for name in ("p0", "p1", "p2")]
+    assert case.master.heard(wire.FailPrefill) == names
 
 
 def test_a_request_that_no_prefill_worker_does_is_cancelled() -> None:
@@ -176,7 +203,7 @@ def test_an_answer_of_one_token_needs_no_decode_worker() -> None:
 
 def test_throttled_leaves_nothing() -> None:
     case = Case([])
-    case.master.refusals.append(Throttled(2.0, "staging", "full"))
+    case.master.refusals[wire.OpenTicket] = Throttled(2.0, "staging", "full")
     with pytest.raises(Throttled):
         case.run()
     assert (case.master.ends(), len(case.fleet.holder)) == ([], 0)
@@ -232,3 +259,86 @@ def test_the_deadline_holds() -> None:
     with pytest.raises(DeadlineExceeded):
         case.run(slow)
     assert case.master.ends() == [wire.CancelTicket(TICKET)]
+
+
+def test_a_ticket_that_somebody_else_has_is_cancelled_where_it_cannot_be_finished() -> None:
+    case = Case([STAGED], lines(5, 1, 2, 3, 4))
+    case.master.refusals[wire.FinishTicket] = Fenced("routed anew")
+    assert case.run() == TOKENS
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 5), wire.CancelTicket(TICKET)]
+
+
+def test_a_new_master_is_told_that_a_prompt_is_staged() -> None:
+    case = Case([STAGED], [Fenced("full")], lines(6, 1, 2, 3, 4))
+    case.master.refusals[wire.AwaitRoute] = UnknownTicket("led by another since")
+    assert case.run() == TOKENS
+    (presented,) = case.master.heard(wire.PresentTicket)
+    assert isinstance(presented, wire.PresentTicket)
+    assert presented.tokens == (TOKENS[0],)
+    assert presented.keys == opened().chain(PROMPT).packed
+
+
+def test_a_prefill_worker_that_dies_once_it_has_staged_is_not_followed_by_another() -> None:
+    case = Case([Unavailable("x")], lines(5, 0, 1, 2, 3, 4))
+    case.master.refusals[wire.FailPrefill] = Fenced("staged")
+    assert case.run() == TOKENS
+    assert case.passage.stages.prefills == 1
+
+
+def test_a_prefill_worker_that_dies_with_the_master_is_followed_by_another() -> None:
+    case = Case([Unavailable("x"), Unavailable("x"), STAGED], lines(5, 1, 2, 3, 4))
+    case.master.refusals[wire.FailPrefill] = UnknownTicket("led by another since")
+    assert case.run() == TOKENS
+    (presented,) = case.master.heard(wire.PresentTicket)
+    assert isinstance(presented, wire.PresentTicket)
+    assert (presented.worker, presented.tokens) == ("p0", ())
+
+
+def test_tickets_are_presented_once_however_many_requests_ask_for_it() -> None:
+    case = Case([])
+
+    async def presented() -> None:
+        await case.passage.open()
+        await asyncio.gather(*(case.fleet.present() for _ in range(5)))
+
+    case.run(presented)
+    assert len(case.master.heard(wire.PresentTicket)) == 1
+
+
+# One worker does both.
+
+
+def test_a_worker_that_is_to_do_all_of_it_is_asked_for_nothing_else() -> None:
+    case = Case([], [Line(0, reused_tokens=8), *lines(0, 0, 1, 2, 3, 4)[1:]])
+    case.master.alone = ["always"]
+    assert case.run() == TOKENS
+    assert case.workers.asked == [case.asked_alone()]
+    assert case.master.heard(wire.AwaitRoute) == []
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 0)]
+    assert case.passage.stages.reused_tokens == 8
+
+
+@pytest.mark.parametrize("alone", ["always", ""])
+@pytest.mark.parametrize("at", range(5))
+def test_whoever_follows_one_that_did_all_of_it_goes_on_from_its_tokens(
+    at: int, alone: str
+) -> None:
+    died = [*lines(0, *range(at)), Unavailable("x")]
+    again = lines(0 if alone else 5, *range(at, 5))
+    case = Case([] if alone else [STAGED], died, again)
+    case.master.alone = ["always", alone]
+    assert case.run() == TOKENS
+    assert case.master.heard(wire.FailPrefill) == [wire.FailPrefill(TICKET, "p0")]
+    if alone:
+        assert case.workers.asked[1] == case.asked_alone(*TOKENS[:at])
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 0 if alone else 5)]
+
+
+def test_one_that_leaves_has_staged_what_it_has_done() -> None:
+    case = Case([], lines(0, 0, 1), lines(5, 2, 3, 4))
+    case.master.alone = ["break_even"]
+    assert case.run() == TOKENS
+    routed = case.workers.asked[1]
+    assert isinstance(routed, DecodeAsk)
+    assert (routed.route, routed.tokens) == (1, (*PROMPT, *TOKENS[:2]))
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 5)]

@@ -1,0 +1,256 @@
+"""A decode worker's desk: tickets that are claimed, or have no route; a worker that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import DynamicCache
+
+from kvstore.client.steps import Ask
+from kvstore.client.tickets import HandOver, Member
+from kvstore.errors import Fenced, KVStoreError, OutOfSpace, Unavailable
+from kvstore.wire.messages import tickets as wire
+from kvstore.wire.messages.hello import Done
+from tests.tiny_model import config, text, tiny
+from tests.unit.client_scripts import opened
+from workers.engine import Engine, EngineRequest
+from workers.one_by_one import OneByOne
+from workers.serve_batch import Batch
+from workers.serve_decode import DecodeDesk
+from workers.serve_kv import Pulled
+from workers.serve_messages import DecodeAsk, Line, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from kvstore.client.steps import Steps
+    from kvstore.page import PageChain
+    from kvstore.wire.messages.base import Message
+
+PROMPT = tuple(text(7))
+SPACE = opened()
+TOKENS = 6
+CLAIM = 50
+MEMBER = Member(SPACE.namespace.id, "d1", 3, 0.5, 3.0)
+
+
+def generated(count: int = TOKENS) -> tuple[int, ...]:
+    """What the model says after PROMPT."""
+    engine = Engine(OneByOne(tiny()), capacity_tokens=300)
+    engine.add(EngineRequest("alone", PROMPT, count))
+    found: list[int] = []
+    while engine.running:
+        found += [one.token for one in engine.step()]
+    return tuple(found)
+
+
+class FakeStore:
+    """A master that has one ticket, with the first token of its answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[Message] = []
+        self.refusals: dict[type[Message], KVStoreError] = {}
+
+    def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
+        try:
+            step = next(plan)
+            assert isinstance(step, Ask)
+            plan.send(self._answer(step.message))
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError("one question each")
+
+    def _answer(self, message: Message) -> Message:
+        self.asked.append(message)
+        if type(message) in self.refusals:
+            raise self.refusals[type(message)]
+        if isinstance(message, wire.ClaimTicket):
+            return wire.TicketClaimed(
+                CLAIM, SPACE.namespace.id, 4, len(PROMPT), b"", wire.TailRef(), generated(1)
+            )
+        return Done()
+
+
+@dataclass
+class FakeKV:
+    """Has nothing of a prompt, and keeps what it is given."""
+
+    opened = SPACE
+    kept: list[tuple[int, ...]] = field(default_factory=list)
+    trouble: KVStoreError | None = None
+
+    def reuse(self, tokens: Sequence[int]) -> Pulled:
+        return Pulled(DynamicCache(config=config()), 0, 5.0)
+
+    def take_up(self, claimed: object, tail_tokens: int, tokens: Sequence[int]) -> Pulled:
+        return self.reuse(tokens)
+
+    def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:
+        if self.trouble is not None:
+            raise self.trouble
+        self.kept.append(tuple(tokens))
+        return len(tokens) // 4
+
+    def keep_prompt(
+        self, tokens: Sequence[int], prompt_tokens: int, cache: DynamicCache
+    ) -> PageChain:
+        self.keep(tokens, cache)
+        return SPACE.chain(tokens[:prompt_tokens])
+
+    def hand_over(
+        self, ticket: int, counter: int, tokens: Sequence[int], said: tuple[int, ...],
+        cache: DynamicCache, ttl_s: float,
+    ) -> HandOver:  # fmt: skip
+        self.keep(tokens, cache)
+        return HandOver(SPACE.chain(tokens), said)
+
+
+class Case:
+    """A desk, and what is asked of it."""
+
+    def __init__(self) -> None:
+        self.store, self.kv = FakeStore(), FakeKV()
+        self.failures: list[BaseException] = []
+
+    def run(self, act: Callable[[DecodeDesk], Awaitable[Any]]) -> Any:  # noqa: ANN401 -- as given
+        async def whole() -> Any:  # noqa: ANN401 -- what `act` gives
+            batch = Batch(Engine(OneByOne(tiny()), capacity_tokens=300), self.failures.append)
+            store: Any = self.store
+            kv: Any = self.kv
+            try:
+                return await act(DecodeDesk(store, kv, batch, lambda: MEMBER, frozenset()))
+            finally:
+                batch.close()
+
+        result = asyncio.run(whole())
+        assert not self.failures
+        return result
+
+    def asked(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.store.asked if isinstance(message, kind)]
+
+
+def ask(route: int, *said: int, tokens: int = TOKENS) -> DecodeAsk:
+    how = Sampling(0.0, 1.0, 0)
+    return DecodeAsk(9, route, "r", len(PROMPT), (*PROMPT, *said), tokens, how, 60.0)
+
+
+async def said(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
+    return [line async for line in desk.decode(question)]
+
+
+def lines(claim: int, first: int = 0) -> list[Line]:
+    answer = generated()
+    return [Line(claim), *(Line(claim, i, answer[i]) for i in range(first, TOKENS))]
+
+
+def test_a_claimed_ticket_goes_on_and_is_finished() -> None:
+    case = Case()
+    assert case.run(lambda desk: said(desk, ask(4, *generated(1)))) == lines(CLAIM, 1)
+    assert case.store.asked == [
+        wire.ClaimTicket(9, 4, "d1", 3),
+        wire.TicketInstalled(9, CLAIM),
+        wire.FinishTicket(9, CLAIM),
+    ]
+
+
+def test_tokens_that_the_master_alone_knows_of_are_told_first() -> None:
+    assert Case().run(lambda desk: said(desk, ask(4))) == lines(CLAIM)
+
+
+@pytest.mark.parametrize("known", [0, 2])
+def test_without_a_route_all_is_computed_and_nothing_is_claimed(known: int) -> None:
+    case = Case()
+
+    async def kept(desk: DecodeDesk) -> list[Line]:
+        found = await said(desk, ask(0, *generated()[:known]))
+        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- nobody else waits for that
+        return found
+
+    assert case.run(kept) == lines(0, known)
+    assert case.kv.kept == [(*PROMPT, *generated()[:-1])]
+    assert case.store.asked == [wire.BeginPrefill(9, "d1", 3)]
+
+
+def test_what_is_claimed_is_told_in_beats_and_what_has_no_route_is_not() -> None:
+    async def first(desk: DecodeDesk) -> list[list[int]]:
+        running = []
+        for route in (0, 4):
+            async with aclosing(desk.decode(ask(route, tokens=200))) as answer:
+                await anext(answer)
+                running.append([each.token for each in desk.running()])
+        return running
+
+    assert Case().run(first) == [[], [CLAIM]]
+
+
+async def shed_after_two(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
+    """What is said up to its end, of one that is shed after two lines."""
+    found = []
+    async with aclosing(desk.decode(question)) as answer:
+        async for line in answer:
+            found.append(line)
+            if len(found) == 2:
+                desk.is_draining = True
+                await desk.shed()
+    return found
+
+
+def test_a_claimed_ticket_is_shed_with_all_that_was_generated() -> None:
+    case = Case()
+    found = case.run(lambda desk: shed_after_two(desk, ask(4, *generated(1), tokens=200)))
+    (shed,) = case.asked(wire.ShedTicket)
+    assert isinstance(shed, wire.ShedTicket)
+    assert (shed.token, shed.tokens) == (CLAIM, generated(200)[: len(shed.tokens)])
+    assert [line.token for line in found[1:]] == list(shed.tokens[1:])
+
+
+def test_one_without_a_route_is_staged_when_its_worker_leaves() -> None:
+    case = Case()
+    found = case.run(lambda desk: shed_after_two(desk, ask(0, tokens=200)))
+    (staged,) = case.asked(wire.StageTicket)
+    assert isinstance(staged, wire.StageTicket)
+    assert (staged.worker, staged.life, staged.tail) == ("d1", 3, wire.TailRef())
+    assert staged.keys == SPACE.chain(PROMPT).packed
+    assert staged.tokens == generated(200)[: len(staged.tokens)]
+    assert [line.token for line in found[1:]] == list(staged.tokens)
+    assert case.kv.kept == [(*PROMPT, *staged.tokens[:-1])]
+
+
+@pytest.mark.parametrize("route", [0, 4])
+def test_a_ticket_that_cannot_be_handed_on_keeps_no_other_from_it(route: int) -> None:
+    """As when its gateway cancels it just then: its stream is broken off as the worker ends."""
+    case = Case()
+    for kind in (wire.ShedTicket, wire.StageTicket):
+        case.store.refusals[kind] = Fenced("cancelled")
+
+    async def shed(desk: DecodeDesk) -> None:
+        async with aclosing(desk.decode(ask(route, tokens=200))) as answer:
+            await anext(answer)
+            await anext(answer)
+            desk.is_draining = True
+            await desk.shed()
+            with pytest.raises(OutOfSpace):
+                await anext(desk.decode(ask(4)))
+
+    case.run(shed)
+    assert case.asked(wire.ShedTicket if route else wire.StageTicket)
+
+
+def test_an_answer_that_the_pool_does_not_keep_is_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case = Case()
+    case.kv.trouble = Unavailable("no pool")
+
+    async def asked(desk: DecodeDesk) -> list[Line]:
+        found = await said(desk, ask(0))
+        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- nobody else waits for that
+        return found
+
+    assert case.run(asked) == lines(0)
+    assert "pages of an answer are not kept: no pool" in caplog.text
