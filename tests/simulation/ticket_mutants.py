@@ -28,6 +28,7 @@ TICKETS: Final[dict[str, object]] = {
     "workers": 1, "clients": 1, "disks": 0, "segments": 1, "seconds": 25.0, "weather": FAIR,
     "slow_copy": 0.3, "slow_copy_max_s": 6.0,
 }  # fmt: skip
+ASLEEP: Final[dict[str, object]] = {**TICKETS, "crashes": 0.0, "pauses": 1.0}
 STAGED: Final = {**TICKETS, "page_ttl_s": 1.5, "flips": 0.0}
 
 
