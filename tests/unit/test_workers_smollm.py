@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from kvstore.errors import ConfigError
 from workers import smollm
+from workers.chat_formats import load_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +95,7 @@ def test_a_chat_is_joined_as_the_template_joins_it() -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         source.parent, gguf_file=source.name, local_files_only=True
     )
-    chat = smollm.SmolChat(tokenizer)
+    chat = smollm.SmolChat(load_folder(smollm.converted()))
     messages = [
         {"role": role, "content": content}
         for role, content in (("user", "Where?"), ("assistant", "Here."), ("user", "Why there?"))
@@ -103,3 +104,5 @@ def test_a_chat_is_joined_as_the_template_joins_it() -> None:
     answer = tokenizer("Here.", add_special_tokens=False)["input_ids"]
     joined = [*chat.prompt("Where?"), *answer, *chat.follow_up("Why there?")]
     assert joined == tokenizer(whole, add_special_tokens=False)["input_ids"]
+    assert chat.end_token == tokenizer.eos_token_id
+    assert chat.text(joined) == tokenizer.decode(joined, skip_special_tokens=True)
