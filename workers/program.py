@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import Announcement, announce, withdraw
 from kvstore.clock import SystemClock
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, SegmentInUse
 from kvstore.loop_guard import tell_bugs
 from kvstore.rpc.address import bind, bound_address
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
@@ -46,6 +46,9 @@ SERVED_ROLES: Final = frozenset({Role.ENGINE, Role.WORKER, Role.OPERATOR})
 SHM_COST: Final = 0
 TCP_COST: Final = 10
 MOONCAKE_COST: Final = 20
+OWNED_PATIENCE_S: Final = 5.0
+"""How long a segment may still be owned: a killed worker's transfer engines end after it did."""
+OWNED_POLL_S: Final = 0.05
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
     stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as undo:
         clock = SystemClock()
-        lent = open_segments(config, cluster.name, clock, undo)
+        lent = await _own(config, cluster.name, clock, undo)
         sockets = [
             undo.enter_context(bind(address, secret))
             for address in (f"unix:{config.unix_path()}", str(config.listen))
@@ -101,6 +104,26 @@ async def serve(config: WorkerConfig, cluster: ClusterConfig) -> None:
         _announce(config, cluster.name, unix, tcp, admin)
         undo.callback(withdraw, config.data_dir, ROLE)
         await stopping
+
+
+async def _own(
+    config: WorkerConfig, cluster: str, clock: SystemClock, undo: AsyncExitStack
+) -> LentSegments:
+    """`open_segments`, which waits for what is left of this worker's last life to end."""
+    patient_until_s = None
+    while True:
+        try:
+            async with AsyncExitStack() as tried:
+                lent = open_segments(config, cluster, clock, tried)
+                undo.push_async_exit(tried.pop_all())
+                return lent
+        except SegmentInUse as error:
+            if patient_until_s is None:
+                patient_until_s = clock.now_s() + OWNED_PATIENCE_S
+                LOG.warning("waiting up to %.0f s: %s", OWNED_PATIENCE_S, error)
+            if clock.now_s() >= patient_until_s:
+                raise
+        await asyncio.sleep(OWNED_POLL_S)
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -73,7 +74,20 @@ def started(folder: Path, leader: Leader, **options: str) -> Iterator[subprocess
         process.wait()
 
 
-def announced(folder: Path, process: subprocess.Popen[bytes]) -> Announcement:
+@contextmanager
+def closing_of(process: subprocess.Popen[str]) -> Iterator[IO[str]]:
+    """What a process logs, until the test is done with it."""
+    assert process.stderr is not None
+    try:
+        yield process.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def announced(
+    folder: Path, process: subprocess.Popen[bytes] | subprocess.Popen[str]
+) -> Announcement:
     while (found := read_announcement(folder, "worker")) is None or found.pid != process.pid:
         assert process.poll() is None
     return found
@@ -220,6 +234,21 @@ def test_a_second_worker_on_the_same_segment_is_refused(folder: Path, leader: Le
         code, text = refused(folder, leader, worker_id="v")
         assert code == ExitCode.USAGE
         assert "another process listens on" in text
+
+
+def test_a_worker_waits_for_what_is_left_of_its_last_life(folder: Path, leader: Leader) -> None:
+    with started(folder, leader):
+        pass
+    with (folder / "kvharbor-testing-w-dram0").open("r+b") as segment:
+        # As the transfer engines of a worker that was killed have it.
+        fcntl.flock(segment, fcntl.LOCK_EX)
+        process = subprocess.Popen(command(folder, leader), stderr=subprocess.PIPE, text=True)
+        with closing_of(process) as log:
+            for line in log:
+                if "another process owns this segment" in line:
+                    break
+            fcntl.flock(segment, fcntl.LOCK_UN)
+            announced(folder, process)
 
 
 def test_too_little_memory_is_refused_with_both_numbers(folder: Path, leader: Leader) -> None:
