@@ -45,6 +45,7 @@ CALL_PATIENCE_S: Final = 0.5
 FLEET_BEAT_S: Final = 0.5
 FLEET_LOST_AFTER_S: Final = 3.0
 STAGING_S: Final = 30.0
+ROUTE_AHEAD: Final = 1.0
 TICKET_S_MAX: Final = 3600.0
 TICKET_GRACE_S: Final = 3.0
 

@@ -349,6 +349,7 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
         _answer_refused(core, caller, refusal)
         return
     fields = choice.fields() | {"staged_bytes": _staged_bytes(ticket, choice, found)}
+    fields |= {"is_nearly_done": False, "token": 0, "missed": 0}
     change(core, ticket, TicketEvent.PREFILL_FAILED, failed_prefills=failed, **fields)
     _name(core, choice)
     core.reply(caller, _opened(ticket))

@@ -41,8 +41,9 @@ def claim_ticket(core: Core, caller: Caller, message: ClaimTicket) -> None:
     if ticket.slot is not worker:
         name = ticket.slot.name
         raise AccessDenied(f"ticket {ticket.id} is routed to {name}, not to {worker.name}")
-    require(ticket, TicketEvent.CLAIMED)
-    change(core, ticket, TicketEvent.CLAIMED, token=core.tickets.new_number(), missed=0)
+    event = TicketEvent.CLAIMED_AHEAD if message.is_ahead else TicketEvent.CLAIMED
+    require(ticket, event)
+    change(core, ticket, event, token=core.tickets.new_number(), missed=0)
     tail = TailRef() if ticket.tail is None else ticket.tail.ref
     namespace = ticket.known.namespace
     answer = TicketClaimed(
@@ -55,14 +56,15 @@ def claim_ticket(core: Core, caller: Caller, message: ClaimTicket) -> None:
 def ticket_installed(core: Core, caller: Caller, message: TicketInstalled) -> None:
     """Answer Done; pins and staging end."""
     ticket = require_ticket(core, caller, message.ticket)
-    _require_claim(ticket, message.token)
+    require_claim(ticket, message.token)
     if ticket.state is not TicketState.INSTALLED:
         require(ticket, TicketEvent.INSTALLED)
         change(core, ticket, TicketEvent.INSTALLED, tail=None, is_confirmed=True)
     core.reply(caller, Done())
 
 
-def _require_claim(ticket: Ticket, token: int) -> None:
+def require_claim(ticket: Ticket, token: int) -> None:
+    """Fenced unless that is the present claim (I40)."""
     if not ticket.token or token != ticket.token:
         raise Fenced(f"ticket {ticket.id}: claim {token} is not the present one")
 
@@ -73,7 +75,7 @@ def shed_ticket(core: Core, caller: Caller, message: ShedTicket) -> None:
     if message.token and message.token == ticket.shed_token:  # said before
         core.reply(caller, Done())
         return
-    _require_claim(ticket, message.token)
+    require_claim(ticket, message.token)
     require(ticket, TicketEvent.SHED)
     keys, tail = check_pages(core, ticket.tenant, message)
     short = min(len(keys), len(ticket.wish.keys))

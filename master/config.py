@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -97,6 +98,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     where they lend none, of their drives."""
     staging_s: Seconds = Seconds(limits.STAGING_S)
     """How long they wait for one."""
+    route_ahead: float = limits.ROUTE_AHEAD
+    """One is chosen already while a prompt is being computed, once the rest takes no longer than so
+    many times what moving its KV does; 0: never."""
     prefill_routing: str = "prefix_load"
     """Who computes a prompt: prefix_load or least_queued."""
     prefill_routing_parameters: Numbers = Numbers({})
@@ -160,6 +164,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
         if not 0 < self.decode_occupancy_max <= 1:
             most = "more than 0, at most 1"
             raise BadValue("decode_occupancy_max", self.decode_occupancy_max, most)
+        if not 0 <= self.route_ahead < inf:
+            raise BadValue("route_ahead", self.route_ahead, "0 or a finite number above")
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -206,6 +212,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             decode_occupancy_max=self.decode_occupancy_max,
             staging_bytes=self.staging_bytes,
             staging_s=self.staging_s,
+            route_ahead=self.route_ahead,
             prefill_routing=self.prefill_routing,
             prefill_routing_parameters=self.prefill_routing_parameters,
             decode_routing=self.decode_routing,

@@ -16,7 +16,7 @@ from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import FleetJoined, FleetNoted
 from master.fleets import PREFILL, ROLES, FleetWorker
 from master.ticket_changes import change
-from master.tickets import ROUTES, TICKET_TRANSITIONS, TicketEvent, TicketState
+from master.tickets import CLAIMS, ROUTES, TICKET_TRANSITIONS, TicketEvent, TicketState
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, LeaveFleet, Running
@@ -153,7 +153,7 @@ def _end_missing(core: Core, worker: FleetWorker, named: set[int]) -> None:
     for number in [each for each in worker.tickets if each not in named]:
         ticket = core.tickets.find(number)
         assert ticket is not None, number
-        if ticket.state not in {TicketState.CLAIMED, TicketState.INSTALLED}:
+        if ticket.state not in CLAIMS:
             continue
         ticket.missed += 1
         if ticket.missed < MISSED_MAX:

@@ -10,7 +10,8 @@ from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
 from master.ticket_changes import change, require, require_ticket
-from master.tickets import MOVING, Tail, TicketEvent, TicketState
+from master.tickets import AHEAD, MOVING, Tail, TicketEvent, TicketState
+from policies.routing.estimates import UNMEASURED_LINK_BYTES_PER_S, UNMEASURED_TOKENS_PER_S
 
 if TYPE_CHECKING:
     from kvstore.wire.messages.tickets import (
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         StageTicket,
     )
     from master.core import Core
+    from master.fleets import FleetWorker
     from master.sessions import Caller
     from master.tickets import Ticket
 
@@ -27,13 +29,38 @@ TOKEN_MAX: Final = 1 << 31
 
 
 def begin_prefill(core: Core, caller: Caller, message: BeginPrefill) -> None:
-    """Answer Done; Fenced when another worker was named meanwhile."""
+    """Answer Done; Fenced when another worker was named meanwhile.
+
+    From when computing what is left takes no longer than moving the KV, it may be routed ahead.
+    """
     ticket = require_ticket(core, caller, message.ticket)
-    _require_prefill(core, ticket, message)
-    if ticket.state is not TicketState.PREFILLING:
+    worker = _require_prefill(core, ticket, message)
+    if not 0 <= message.tokens_left <= ticket.wish.prompt_tokens:
+        want = f"0 to the prompt's {ticket.wish.prompt_tokens}"
+        raise BadValue("tokens_left", message.tokens_left, want)
+    if ticket.state not in {TicketState.PREFILLING, *AHEAD}:
         require(ticket, TicketEvent.BEGUN)
         change(core, ticket, TicketEvent.BEGUN)
+    is_early = ticket.state is TicketState.PREFILLING and not ticket.is_nearly_done
+    if is_early and not ticket.alone and _is_nearly_done(core, ticket, worker, message.tokens_left):
+        values = {"is_nearly_done": True, "ready_s": core.now}
+        change(core, ticket, TicketEvent.NEARLY_DONE, **values)
     core.reply(caller, Done())
+
+
+def _is_nearly_done(core: Core, ticket: Ticket, worker: FleetWorker, tokens_left: int) -> bool:
+    """Whether these take no longer to compute than its KV takes to the nearest decode worker, or
+    so many times that.
+    """
+    if not tokens_left:
+        return False
+    speed = 0.0 if worker.beat is None else worker.beat.tokens_per_s
+    left_s = tokens_left / (speed or UNMEASURED_TOKENS_PER_S)
+    decoders = ticket.fleet.decoders(ticket.wish.adapter)
+    beats = [each.beat for each in decoders if each.beat is not None]
+    speeds = [(beat, beat.link_bytes_per_s or UNMEASURED_LINK_BYTES_PER_S) for beat in beats]
+    moves_s = [beat.rtt_s + ticket.kv_bytes / speed for beat, speed in speeds]
+    return left_s <= core.tunables.route_ahead * min(moves_s, default=0.0)
 
 
 def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
@@ -57,11 +84,15 @@ def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
     core.reply(caller, Done())
 
 
-def _require_prefill(core: Core, ticket: Ticket, message: BeginPrefill | StageTicket) -> None:
-    """AccessDenied to a worker of the fleet that was never named, Fenced to one of another life."""
-    core.tickets.fleets.worker(ticket.known, message.worker, message.life)
+def _require_prefill(
+    core: Core, ticket: Ticket, message: BeginPrefill | StageTicket
+) -> FleetWorker:
+    """The worker that speaks: AccessDenied to one of the fleet that was never named, Fenced to one
+    of another life.
+    """
+    worker = core.tickets.fleets.worker(ticket.known, message.worker, message.life)
     if ticket.prefill == message.worker:
-        return
+        return worker
     if message.worker in {name for name, _ in ticket.failed_prefills}:
         raise Fenced(f"ticket {ticket.id} is computed by {ticket.prefill} by now")
     raise AccessDenied(f"ticket {ticket.id} is for {ticket.prefill}, not {message.worker}")

@@ -257,6 +257,8 @@ def seal_pages(core: Core, plan: Plan, first: int, count: int, checksums: bytes)
     piece = Copy(plan.part, plan.segment, plan.part_bytes, *columns, absent=0)
     runs = fill(core, core.tree(plan.namespace), keys, piece)
     core.waiting.wake_pages(keys)
+    if core.tickets.part_waits:
+        core.tickets.part_waits.sealed(core, plan.namespace, keys)
     if not plan.open:
         _close_plan(core, plan, runs if keys == plan.keys else None)
     if plan.put.owner is not core.moves.owner:

@@ -146,8 +146,12 @@ def _lease(core: Core, run: Run, until_s: float, hints: Hints = NO_HINTS) -> Non
 
 def _readable(core: Core, tree: Tree, stretch: Stretch) -> Iterator[Stretch]:
     """The readable pieces of a stretch."""
+    return pieces(stretch, stretch.run.readable(tree.parts, core.version))
+
+
+def pieces(stretch: Stretch, mask: bytes) -> Iterator[Stretch]:
+    """The pieces of a stretch for whose pages the mask, one byte a page of the run, is 1."""
     stop = stretch.page + stretch.count
-    mask = stretch.run.readable(tree.parts, core.version)
     page = mask.find(1, stretch.page, stop)
     while page >= 0:
         gap = mask.find(0, page, stop)
@@ -197,6 +201,20 @@ def _answer_located(
         segment.leased_until_s = max(segment.leased_until_s, until_s)
     refs = tuple([segment.ref for segment in indexes])
     core.reply(caller, Located(core.epoch, ttl_s, refs, tuple(runs)))
+
+
+def answer_part(core: Core, caller: Caller, found: list[Stretch], part: int) -> None:
+    """Answer Located: where this part of these pages is, leased, whatever else they lack."""
+    indexes: dict[Segment, int] = {}
+    runs: list[LocatedRun] = []
+    until_s = core.lease_end_s()
+    for stretch in found:
+        _lease(core, stretch.run, until_s)
+        runs += _located_runs(core, stretch, (part,), indexes, until_s)
+    for segment in indexes:
+        segment.leased_until_s = max(segment.leased_until_s, until_s)
+    refs = tuple([segment.ref for segment in indexes])
+    core.reply(caller, Located(core.epoch, core.tunables.lease_ttl_s, refs, tuple(runs)))
 
 
 def _located_runs(

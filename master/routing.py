@@ -17,7 +17,7 @@ from master.admitting import find, has_room
 from master.fleet_membership import unroute
 from master.seconds import check_seconds
 from master.ticket_changes import change, require_ticket
-from master.tickets import ROUTES, Ticket, TicketEvent, Wait
+from master.tickets import AHEAD, ROUTES, Ticket, TicketEvent, Wait
 from policies.routing.protocol import DecodeOffer, Place, Wish
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def await_route(core: Core, caller: Caller, message: AwaitRoute) -> None:
 
 def _routed(ticket: Ticket) -> TicketRouted:
     assert ticket.slot is not None, ticket.id
-    return TicketRouted(ticket.route, ticket.slot.name, ticket.slot.wish.where)
+    where, is_ahead = ticket.slot.wish.where, ticket.state in AHEAD
+    return TicketRouted(ticket.route, ticket.slot.name, where, is_ahead)
 
 
 def _answer(core: Core, wait: Wait, route: int) -> None:
@@ -69,6 +70,7 @@ def look(core: Core) -> None:
     book = core.tickets
     for wait in book.waits.take_due(core.now, ANSWERED_PER_TICK):
         _answer(core, wait, 0)
+    book.part_waits.look(core)
     left = ROUTED_PER_TICK
     while book.to_route and left > 0:
         fleet = next(iter(book.to_route))
@@ -82,7 +84,8 @@ def look(core: Core) -> None:
 def next_s(core: Core) -> float:
     """When to look again."""
     due_s = core.now if core.tickets.to_route else inf
-    return min(due_s, core.tickets.waits.next_s())
+    waits = core.tickets.waits.next_s(), core.tickets.part_waits.by_deadline.next_s()
+    return min(due_s, *waits)
 
 
 def _route_some(core: Core, fleet: Fleet, most: int) -> int:

@@ -41,6 +41,7 @@ from kvstore.wire.messages.relocation import (
 )
 from kvstore.wire.messages.replicas import AwaitReplicas, GetReplicas, RepairNow, SetReplicas
 from kvstore.wire.messages.tickets import (
+    AwaitParts,
     AwaitRoute,
     BeginPrefill,
     CancelTicket,
@@ -52,6 +53,7 @@ from kvstore.wire.messages.tickets import (
     JoinFleet,
     LeaveFleet,
     ListTickets,
+    LocateParts,
     OpenTicket,
     PresentTicket,
     ShedTicket,
@@ -74,6 +76,7 @@ from master import (
     membership,
     moves,
     namespaces,
+    parts_ahead,
     pinning,
     policy_requests,
     presenting,
@@ -166,6 +169,8 @@ def _handlers() -> dict[type[Message], Handler]:
     on(BeginPrefill, handing_over.begin_prefill)
     on(StageTicket, handing_over.stage_ticket)
     on(AwaitRoute, routing.await_route)
+    on(AwaitParts, parts_ahead.await_parts)
+    on(LocateParts, parts_ahead.locate_parts)
     on(ClaimTicket, claims.claim_ticket)
     on(TicketInstalled, claims.ticket_installed)
     on(ShedTicket, claims.shed_ticket)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.errors import Fenced, IllegalTransition, UnknownTicket
+from master.part_waits import answer
 from master.pinning import let_expire
 from master.retiring import retire_pages
 from master.tickets import HOLDING, LIVE, TICKET_TRANSITIONS, TicketEvent
@@ -36,6 +37,8 @@ def change(core: Core, ticket: Ticket, event: TicketEvent, **values: object) -> 
         setattr(ticket, name, value)
     core.tickets.enter(ticket)
     hold(core, ticket)
+    if ticket.parts_wait is not None and event is not TicketEvent.GROWN:
+        answer(core, ticket.parts_wait)
     if event is not TicketEvent.GROWN:
         core.counters[f"tickets_{event.name.lower()}"] += 1
     if after not in LIVE and ticket.wait is not None:

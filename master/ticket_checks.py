@@ -9,7 +9,7 @@ from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES
 from master.packed import split_keys
-from master.tickets import HOLDING, LIVE, MOVING, ROUTES, TicketState
+from master.tickets import CLAIMS, HOLDING, LIVE, MOVING, ROUTES, TicketState
 from master.wheel import NOWHERE
 
 if TYPE_CHECKING:
@@ -46,15 +46,18 @@ def _check_ticket(core: Core, ticket: Ticket) -> None:
     name, state, slot = f"ticket {ticket.id}", ticket.state, ticket.slot
     if state not in LIVE or ticket.bucket == NOWHERE:
         raise InvariantBroken(f"I18: {name} is {state} and never ends")
-    if ticket.wait is not None and ticket.wait.caller.session.id not in core.sessions:
-        raise InvariantBroken(f"I18: nobody waits any more for {name}")
-    if (ticket.id in ticket.fleet.waiting) != (state is TicketState.STAGED):
+    for wait in (ticket.wait, ticket.parts_wait):
+        if wait is not None and wait.caller.session.id not in core.sessions:
+            raise InvariantBroken(f"I18: nobody waits any more for {name}")
+    if ticket.parts_wait is not None and state is not TicketState.CLAIMED_AHEAD:
+        raise InvariantBroken(f"I40: {name} is {state}, and parts of it are waited for")
+    if (ticket.id in ticket.fleet.waiting) != ticket.wants_route:
         raise InvariantBroken(f"I39: {name} is {state} and is routed or forgotten")
     if (slot is not None) != (state in ROUTES or bool(ticket.alone)):
         raise InvariantBroken(f"I41: {name} is {state}, and its slot is not")
     if slot is not None and ticket.fleet.workers.get(slot.name) is not slot:
         raise InvariantBroken(f"I41: {name} has a slot on {slot.name}, which has gone")
-    if bool(ticket.token) != (state in {TicketState.CLAIMED, TicketState.INSTALLED}):
+    if bool(ticket.token) != (state in CLAIMS):
         raise InvariantBroken(f"I40: {name} is {state}, and its claim is not")
     if core.tickets.of_request(ticket.tenant, ticket.wish.request) is not ticket:
         raise InvariantBroken(f"I42: {name} is not the one of its request")

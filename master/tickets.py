@@ -20,6 +20,7 @@ from kvstore.ids import KEY_BYTES, Epoch, generation_of
 from kvstore.wire.messages.tickets import OpenTicket, TailRef
 from master.fleets import Fleet, Fleets, FleetWorker
 from master.namespaces import KnownNamespace
+from master.part_waits import PartWaits
 from master.sessions import Caller
 from master.wheel import NOWHERE, Wakeup, Wheel
 
@@ -41,6 +42,10 @@ class TicketState(StrEnum):
     """Being computed; or, by one worker alone, all of it."""
     STAGED = "staged"
     """Its pages are in the pool; no decode worker is named."""
+    ROUTED_AHEAD = "routed ahead"
+    """As routed, while its prompt is being computed."""
+    CLAIMED_AHEAD = "claimed ahead"
+    """That one pulls what there is of it."""
     ROUTED = "routed"
     """A decode worker is named, and has a slot kept for it."""
     CLAIMED = "claimed"
@@ -56,9 +61,11 @@ class TicketEvent(StrEnum):
     """What can happen to a ticket."""
 
     BEGUN = "prefill begun"
+    NEARLY_DONE = "prefill nearly done"
     PREFILL_FAILED = "prefill failed"
     STAGED = "pages staged"
     ROUTED = "decode chosen"
+    CLAIMED_AHEAD = "claimed ahead"
     CLAIMED = "claimed"
     INSTALLED = "installed"
     UNROUTED = "decode refused or lost"
@@ -70,20 +77,37 @@ class TicketEvent(StrEnum):
 
 
 _S, _E = TicketState, TicketEvent
-LIVE: Final = (_S.OPENED, _S.PREFILLING, _S.STAGED, _S.ROUTED, _S.CLAIMED, _S.INSTALLED)
+AHEAD: Final = (_S.ROUTED_AHEAD, _S.CLAIMED_AHEAD)
+"""A decode worker is named before the prompt is computed."""
+LIVE: Final = (
+    _S.OPENED, _S.PREFILLING, *AHEAD, _S.STAGED, _S.ROUTED, _S.CLAIMED, _S.INSTALLED,
+)  # fmt: skip
 HOLDING: Final = frozenset(LIVE) - {_S.INSTALLED}
 """Those in which pages are pinned and count as staged."""
-MOVING: Final = frozenset({_S.ROUTED, _S.CLAIMED})
-ROUTES: Final = frozenset({_S.ROUTED, _S.CLAIMED, _S.INSTALLED})
+MOVING: Final = frozenset({*AHEAD, _S.ROUTED, _S.CLAIMED})
+ROUTES: Final = MOVING | {_S.INSTALLED}
+CLAIMS: Final = frozenset({_S.CLAIMED_AHEAD, _S.CLAIMED, _S.INSTALLED})
+"""Those with a token."""
 _ENDS: Final = {_E.CANCELLED: _S.CANCELLED, _E.EXPIRED: _S.EXPIRED}
 
 TICKET_TRANSITIONS: Final[dict[tuple[TicketState, TicketEvent], TicketState]] = {
     (_S.OPENED, _E.BEGUN): _S.PREFILLING,
     (_S.OPENED, _E.PREFILL_FAILED): _S.OPENED,
     (_S.PREFILLING, _E.PREFILL_FAILED): _S.OPENED,
+    (_S.PREFILLING, _E.NEARLY_DONE): _S.PREFILLING,
+    (_S.PREFILLING, _E.ROUTED): _S.ROUTED_AHEAD,
     (_S.PREFILLING, _E.STAGED): _S.STAGED,
     (_S.PREFILLING, _E.GROWN): _S.PREFILLING,
     (_S.PREFILLING, _E.FINISHED): _S.FINISHED,
+    (_S.ROUTED_AHEAD, _E.CLAIMED_AHEAD): _S.CLAIMED_AHEAD,
+    (_S.ROUTED_AHEAD, _E.STAGED): _S.ROUTED,
+    (_S.ROUTED_AHEAD, _E.UNROUTED): _S.PREFILLING,
+    (_S.ROUTED_AHEAD, _E.PREFILL_FAILED): _S.OPENED,
+    (_S.CLAIMED_AHEAD, _E.CLAIMED_AHEAD): _S.CLAIMED_AHEAD,
+    (_S.CLAIMED_AHEAD, _E.STAGED): _S.CLAIMED,
+    (_S.CLAIMED_AHEAD, _E.UNROUTED): _S.PREFILLING,
+    (_S.CLAIMED_AHEAD, _E.PREFILL_FAILED): _S.OPENED,
+    (_S.CLAIMED_AHEAD, _E.GROWN): _S.CLAIMED_AHEAD,
     (_S.STAGED, _E.ROUTED): _S.ROUTED,
     (_S.ROUTED, _E.CLAIMED): _S.CLAIMED,
     (_S.ROUTED, _E.UNROUTED): _S.STAGED,
@@ -119,6 +143,19 @@ class Wait(msgspec.Struct, eq=False):
     bucket: int = NOWHERE
 
 
+class PartsWait(msgspec.Struct, eq=False):
+    """One AwaitParts that is held back."""
+
+    caller: Caller
+    ticket: Ticket
+    token: int
+    """Of the claim that asks."""
+    have: tuple[int, ...]
+    blocked_on: tuple[tuple[int, bytes], ...] = ()
+    """The next page of each part, by its namespace."""
+    bucket: int = NOWHERE
+
+
 class Ticket(msgspec.Struct, eq=False):
     """One request's passage. Changed by master.ticket_changes alone."""
 
@@ -141,6 +178,8 @@ class Ticket(msgspec.Struct, eq=False):
     """Of that worker, when it was named; 0: an earlier master has named it."""
     failed_prefills: tuple[tuple[str, int], ...] = ()
     """Those that were named before and have not done it; another life of one may."""
+    is_nearly_done: bool = False
+    """Computing the rest takes no longer than moving the KV: it may be routed ahead."""
     prefix_tokens: int = 0
     alone: str = ""
     slot: FleetWorker | None = None
@@ -161,6 +200,7 @@ class Ticket(msgspec.Struct, eq=False):
     missed: int = 0
     """Beats in a row that should have named it and did not."""
     wait: Wait | None = None
+    parts_wait: PartsWait | None = None
     held: tuple[tuple[KnownNamespace, bytes], ...] = ()
     """What it pins now."""
     bucket: int = NOWHERE
@@ -176,6 +216,12 @@ class Ticket(msgspec.Struct, eq=False):
         behind = self.wish.prompt_tokens % page_tokens
         fresh = len(self.wish.keys) // KEY_BYTES - present
         return fresh * namespace.page_bytes + behind * namespace.page_bytes // page_tokens
+
+    @property
+    def wants_route(self) -> bool:
+        """Whether a decode worker is to be chosen for it."""
+        is_ahead = self.state is TicketState.PREFILLING and self.is_nearly_done
+        return self.state is TicketState.STAGED or is_ahead
 
     @property
     def kv_tokens(self) -> int:
@@ -197,6 +243,7 @@ class Tickets:
         self.fleets = Fleets(wakeup)
         self.deadlines: Wheel[Ticket] = Wheel(GRAIN_S, wakeup)
         self.waits: Wheel[Wait] = Wheel(WAIT_GRAIN_S, wakeup)
+        self.part_waits = PartWaits(wakeup)
         self.staged_bytes = 0
         self.source_bytes: Counter[str] = Counter()
         """On their way to a decode worker, by the host they come from."""
@@ -255,8 +302,9 @@ class Tickets:
             self._forget(ticket)
             return
         at_s = ticket.deadline_s
-        if ticket.state is TicketState.STAGED:
+        if ticket.wants_route:
             ticket.fleet.waiting[ticket.id] = None
+        if ticket.state is TicketState.STAGED:
             at_s = min(at_s, ticket.ready_s + self._staging_s)
         self.deadlines.place(ticket, at_s)
         self.look_at(ticket.fleet)
@@ -314,6 +362,7 @@ class Tickets:
         """Nobody is there any more who could be answered (I18)."""
         for wait in list(self._waits_of.get(session.id, ())):
             self.unpark(wait)
+        self.part_waits.drop_session(session)
 
 
 def _add(counts: Counter[K], key: K, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Final
 
 import msgspec
@@ -69,6 +70,9 @@ class Tunables(msgspec.Struct, frozen=True):
     """Of staged pages of all tickets; 0: a quarter of the memory that can be read, or,
     where there is none, of the drives."""
     staging_s: float = limits.STAGING_S
+    route_ahead: float = limits.ROUTE_AHEAD
+    """A decode worker is chosen once computing the rest of a prompt takes no longer than so many
+    times what moving its KV does; 0: once it is staged."""
     prefill_routing: str = "prefix_load"
     prefill_routing_parameters: Mapping[str, object] = {}
     decode_routing: str = "kv_aware"
@@ -108,6 +112,8 @@ class Tunables(msgspec.Struct, frozen=True):
                 f"staging_s, staging_bytes: got {self.staging_s}, {self.staging_bytes}, want more "
                 "than 0, and 0 or more"
             )
+        if not 0 <= self.route_ahead < inf:
+            raise ConfigError(f"route_ahead: got {self.route_ahead}, want 0 or more")
         if self.stale_read_max_s < 0:
             raise ConfigError(f"stale_read_max_s: got {self.stale_read_max_s}, want 0 or more")
         if not 2 * self.heartbeat_interval_s < self.worker_lost_after_s:

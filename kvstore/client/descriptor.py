@@ -27,12 +27,14 @@ def check_descriptor(
     prompt: Sequence[int],
     streamed: Sequence[int] = (),
     extra: bytes = b"",
+    *,
+    is_ahead: bool = False,
 ) -> int:
     """BadValue names the field that contradicts the rest. Returns how many tokens' KV the tail has.
 
     `streamed` are generated tokens that the gateway has, of whoever; the ticket may know of fewer,
     and of more, but of no others. Its pages may be fewer than there are full ones, where the pool
-    had no room: the rest is computed again.
+    had no room: the rest is computed again. A claim ahead knows of no token, and of no tail.
     """
     if claimed.token <= 0:
         raise BadValue("token", claimed.token, "a claim's, above 0")
@@ -44,7 +46,10 @@ def check_descriptor(
     if claimed.prompt_tokens != len(prompt):
         raise BadValue("prompt_tokens", claimed.prompt_tokens, str(len(prompt)))
     known = min(len(claimed.tokens), len(streamed))
-    if not claimed.tokens or claimed.tokens[:known] != tuple(streamed[:known]):
+    if is_ahead:
+        if claimed.tokens or claimed.tail.key:
+            raise BadValue("tokens, tail", (claimed.tokens, claimed.tail.key.hex()), "none yet")
+    elif not claimed.tokens or claimed.tokens[:known] != tuple(streamed[:known]):
         want = f"one token at least, and {list(streamed[:known])} first"
         raise BadValue("tokens", claimed.tokens, want)
     # The last token was not computed yet: nothing follows it.

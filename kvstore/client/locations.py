@@ -150,7 +150,7 @@ def batches(chain: PageChain) -> Iterator[tuple[int, bytes]]:
         yield start // KEY_BYTES, chain.packed[start : start + step]
 
 
-def _check(located: Located, pages: int, namespace: Namespace) -> bytes:
+def check_located(located: Located, pages: int, namespace: Namespace) -> bytes:
     """Bytes of `readable` for one answer; MalformedMessage when its columns do not add up."""
     readable = bytearray(pages)
     segments = len(located.segments)
@@ -200,7 +200,7 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
         sent_at_s = clock.now_s()
         question = MatchPrefix(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
-        found = _check(located, len(keys) // KEY_BYTES, query.opened.namespace)
+        found = check_located(located, len(keys) // KEY_BYTES, query.opened.namespace)
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
         readable += found
         if not all(found):
@@ -218,7 +218,7 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
         sent_at_s = clock.now_s()
         question = Lookup(namespace, keys, query.parts, query.lease, query.hints)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
-        readable.append(_check(located, len(keys) // KEY_BYTES, query.opened.namespace))
+        readable.append(check_located(located, len(keys) // KEY_BYTES, query.opened.namespace))
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
     return Found(query.opened, query.chain, query.parts, tuple(pieces), b"".join(readable))
 

@@ -13,6 +13,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.client.checks import check_pages, check_timeout
+from kvstore.client.locations import Found, Piece, check_located
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.steps import Ask, Steps, ask
 from kvstore.errors import BadValue, MalformedMessage, Throttled
@@ -20,8 +21,12 @@ from kvstore.page import PageChain, name_key
 from kvstore.require import require, require_text
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import Located
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.clock import Clock
     from kvstore.ids import NamespaceId, PageKey
     from kvstore.wire.messages.base import Message
 
@@ -141,9 +146,16 @@ def leave_fleet(member: Member, *, timeout_s: float = TIMEOUT_S) -> Steps[None]:
     yield from _done(wire.LeaveFleet(member.namespace, member.worker, member.life), timeout_s)
 
 
-def begin_prefill(ticket: int, member: Member, *, timeout_s: float = TIMEOUT_S) -> Steps[None]:
-    """Say that the prompt is being computed here. Fenced when that is somebody else's."""
-    yield from _done(wire.BeginPrefill(ticket, member.worker, member.life), timeout_s)
+def begin_prefill(
+    ticket: int, member: Member, tokens_left: int = 0, *, timeout_s: float = TIMEOUT_S
+) -> Steps[None]:
+    """Say that the prompt is being computed here. Fenced when that is somebody else's.
+
+    Repeat it as the prompt's pages come into the pool, with the tokens that are still to be
+    computed: a decode worker may then be chosen ahead. 0: not before all is staged.
+    """
+    message = wire.BeginPrefill(ticket, member.worker, member.life, tokens_left)
+    yield from _done(message, timeout_s)
 
 
 def stage_ticket(
@@ -155,14 +167,47 @@ def stage_ticket(
 
 
 def claim_ticket(
-    ticket: int, route: int, member: Member, *, timeout_s: float = TIMEOUT_S
+    ticket: int, route: int, member: Member, *, is_ahead: bool = False, timeout_s: float = TIMEOUT_S
 ) -> Steps[wire.TicketClaimed]:
     """Take a ticket. What comes back is to be checked: kvstore.client.descriptor.
 
-    Fenced when the route is not the present one; whoever claimed before is fenced otherwise.
+    Fenced when the route is not the present one; whoever claimed before is fenced otherwise. A
+    claim ahead is for `await_parts` and `locate_parts`, and must be followed by another one once
+    the ticket is staged.
     """
-    message = wire.ClaimTicket(ticket, route, member.worker, member.life)
+    message = wire.ClaimTicket(ticket, route, member.worker, member.life, is_ahead)
     return (yield from ask(message, wire.TicketClaimed, check_timeout(timeout_s)))
+
+
+def await_parts(
+    ticket: int, token: int, have: Sequence[int], *, timeout_s: float = TIMEOUT_S
+) -> Steps[wire.PartsSealed]:
+    """Wait until more than `have` leading pages have some part in the pool, or all is staged.
+
+    `have` counts pages for each part of the namespace. After the time: what there is.
+    """
+    time_s = check_timeout(timeout_s)
+    question = wire.AwaitParts(ticket, token, tuple(have), time_s * PATIENCE)
+    return (yield from ask(question, wire.PartsSealed, time_s))
+
+
+def locate_parts(
+    opened: OpenedNamespace,
+    chain: PageChain,
+    question: wire.LocateParts,
+    clock: Clock,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Steps[Found]:
+    """Where one part of these pages of a claimed ticket is, complete or not; leased, to be read.
+
+    `chain` are the pages that the question names. `clock` is the system's.
+    """
+    sent_at_s = clock.now_s()
+    located = yield from ask(question, Located, check_timeout(timeout_s))
+    readable = check_located(located, len(chain), opened.namespace)
+    piece = Piece.of(0, located, sent_at_s, leased=True)
+    return Found(opened, chain, (question.part,), (piece,), readable)
 
 
 def install_ticket(ticket: int, token: int, *, timeout_s: float = TIMEOUT_S) -> Steps[None]:

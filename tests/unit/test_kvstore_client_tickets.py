@@ -62,6 +62,7 @@ LIST = wire.TicketList(0, (), (), 0, 0)
         (tickets.beat(BEAT), BEAT, wire.FleetNoted((4, 5)), (4, 5)),
         (tickets.leave_fleet(MEMBER), wire.LeaveFleet(NAMESPACE, "d1", 3), Done(), None),
         (tickets.begin_prefill(9, MEMBER), wire.BeginPrefill(9, "d1", 3), Done(), None),
+        (tickets.begin_prefill(9, MEMBER, 70), wire.BeginPrefill(9, "d1", 3, 70), Done(), None),
         (
             tickets.stage_ticket(9, MEMBER, DONE),
             wire.StageTicket(9, "d1", 3, *COLUMNS),
@@ -69,6 +70,18 @@ LIST = wire.TicketList(0, (), (), 0, 0)
             None,
         ),
         (tickets.claim_ticket(9, 3, MEMBER), wire.ClaimTicket(9, 3, "d1", 3), CLAIMED, CLAIMED),
+        (
+            tickets.claim_ticket(9, 3, MEMBER, is_ahead=True),
+            wire.ClaimTicket(9, 3, "d1", 3, True),
+            CLAIMED,
+            CLAIMED,
+        ),
+        (
+            tickets.await_parts(9, 77, [1, 0], timeout_s=5.0),
+            wire.AwaitParts(9, 77, (1, 0), 4.0),
+            wire.PartsSealed((2, 1), False),
+            wire.PartsSealed((2, 1), False),
+        ),
         (tickets.install_ticket(9, 77), wire.TicketInstalled(9, 77), Done(), None),
         (tickets.shed_ticket(9, 77, DONE), wire.ShedTicket(9, 77, *COLUMNS), Done(), None),
         (tickets.finish_ticket(9, 77), wire.FinishTicket(9, 77), Done(), None),

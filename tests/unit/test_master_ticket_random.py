@@ -75,10 +75,10 @@ class TicketMachine(RuleBasedStateMachine):
         wish = self.fleet.wish(seed, pages, 50, behind=behind, deadline_s=20.0)
         self.say(wish)
 
-    @rule(number=NUMBERS, name=NAMES)
-    def begin(self, number: int, name: str) -> None:
+    @rule(number=NUMBERS, name=NAMES, left=st.sampled_from([0, 1, 5000]))
+    def begin(self, number: int, name: str, left: int) -> None:
         life = self.fleet.lives[name]
-        self.say(wire.BeginPrefill(self.ticket(number), name, life))
+        self.say(wire.BeginPrefill(self.ticket(number), name, life, left))
 
     @rule(number=NUMBERS, name=NAMES, has_tail=st.booleans())
     def stage(self, number: int, name: str, *, has_tail: bool) -> None:
@@ -127,7 +127,17 @@ class TicketMachine(RuleBasedStateMachine):
         match ticket.state:
             case TicketState.OPENED:
                 return wire.BeginPrefill(ticket.id, ticket.prefill, lives[ticket.prefill])
-            case TicketState.PREFILLING if not ticket.alone:
+            case TicketState.PREFILLING if not ticket.alone and ticket.id % 2:
+                name = ticket.prefill
+                if not ticket.is_nearly_done:
+                    return wire.BeginPrefill(ticket.id, name, lives[name], 1)
+                return None
+            case TicketState.ROUTED_AHEAD if ticket.slot is not None:
+                name = ticket.slot.name
+                return wire.ClaimTicket(ticket.id, ticket.route, name, lives[name], True)
+            case TicketState.CLAIMED_AHEAD if ticket.parts_wait is None:
+                return wire.AwaitParts(ticket.id, ticket.token, (0,), 1.0)
+            case TicketState.PREFILLING | TicketState.CLAIMED_AHEAD if not ticket.alone:
                 own = ticket.id, ticket.prefill, lives[ticket.prefill]
                 return wire.StageTicket(*own, ticket.wish.keys, self.tail(0), (7,))
             case TicketState.ROUTED if ticket.slot is not None:
@@ -142,10 +152,18 @@ class TicketMachine(RuleBasedStateMachine):
                 return wire.FinishTicket(ticket.id, ticket.token)
         return None
 
-    @rule(number=NUMBERS, name=NAMES)
-    def claim(self, number: int, name: str) -> None:
+    @rule(number=NUMBERS, name=NAMES, is_ahead=st.booleans())
+    def claim(self, number: int, name: str, *, is_ahead: bool) -> None:
         life, route = self.fleet.lives[name], self.routes[-1 - number % len(self.routes)]
-        self.say(wire.ClaimTicket(self.ticket(number), route, name, life))
+        self.say(wire.ClaimTicket(self.ticket(number), route, name, life, is_ahead))
+
+    @rule(number=NUMBERS, other=NUMBERS, is_own=st.booleans())
+    def await_parts(self, number: int, other: int, *, is_own: bool) -> None:
+        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
+        token = self.tokens[-1 - other % len(self.tokens)]
+        if is_own and found is not None:
+            token = found.token
+        self.say(wire.AwaitParts(self.ticket(number), token, (other % 2,), 1.0))
 
     @rule(number=NUMBERS, other=NUMBERS, kind=st.sampled_from(["installed", "finish", "shed"]))
     def speak_with_token(self, number: int, other: int, kind: str) -> None:
@@ -173,7 +191,7 @@ class TicketMachine(RuleBasedStateMachine):
         self.fleet.rig.pass_time(seconds)
         self.fleet.rig.settle()
         for name in sorted(names):
-            self.say(self.fleet.beat_message(name))
+            self.say(self.fleet.beat_message(name, link=5e4))
 
     @rule(seed=st.integers(0, 3))
     def put_tail(self, seed: int) -> None:

@@ -27,6 +27,10 @@ def at_state(fleet: Fleet, state: TicketState) -> int:
         opened = fleet.open()
         fleet.begin(opened)
         return opened.ticket
+    if state is TicketState.ROUTED_AHEAD:
+        return fleet.route_ahead()[0].ticket
+    if state is TicketState.CLAIMED_AHEAD:
+        return fleet.claim_ahead()[0].ticket
     if state is TicketState.INSTALLED:
         return fleet.install()[0]
     ticket = fleet.stage().ticket

@@ -25,10 +25,10 @@ PAGE_TOKENS = 128
 class Fleet:
     """One pool worker `w1`, a namespace, and inference workers that join as they are named."""
 
-    def __init__(self, tunables: Tunables | None = None, chunks: int = 16) -> None:
+    def __init__(self, tunables: Tunables | None = None, chunks: int = 16, parts: int = 1) -> None:
         self.rig = Rig(tunables or Tunables(cluster="test", replicas=1, colocation="never"))
         self.rig.add_worker(chunks=chunks)
-        self.space = self.rig.open_namespace()
+        self.space = self.rig.open_namespace(parts=parts)
         self.tails = self._open_tails()
         self.joined: dict[str, wire.JoinFleet] = {}
         self.lives: dict[str, int] = {}
@@ -124,10 +124,28 @@ class Fleet:
         assert found is not None, number
         return found
 
-    def begin(self, opened: wire.TicketOpened) -> None:
+    def begin(self, opened: wire.TicketOpened, tokens_left: int = 0) -> None:
         """The prefill worker named begins."""
         life = self.lives[opened.prefill]
-        self.ask(wire.BeginPrefill(opened.ticket, opened.prefill, life), Done)
+        self.ask(wire.BeginPrefill(opened.ticket, opened.prefill, life, tokens_left), Done)
+
+    def route_ahead(
+        self, wish: wire.OpenTicket | None = None, decode: str = "d1"
+    ) -> tuple[wire.TicketOpened, wire.TicketRouted]:
+        """Its prompt is being computed, and takes less time than `decode`'s link for its KV."""
+        self.ask(self.beat_message(decode, link=5e3), wire.FleetNoted)
+        opened = self.open(wish)
+        self.begin(opened, self.ticket(opened.ticket).wish.prompt_tokens)
+        routed = self.route(opened.ticket)
+        assert routed.is_ahead
+        return opened, routed
+
+    def claim_ahead(
+        self, wish: wire.OpenTicket | None = None
+    ) -> tuple[wire.TicketOpened, wire.TicketClaimed]:
+        """And that one has claimed it."""
+        opened, routed = self.route_ahead(wish)
+        return opened, self.claim(opened.ticket, routed)
 
     def stage_message(
         self, opened: wire.TicketOpened, tail: bytes = b"", tokens: tuple[int, ...] = (7,)
@@ -171,7 +189,8 @@ class Fleet:
     def claim(self, ticket: int, route: wire.TicketRouted) -> wire.TicketClaimed:
         """The decode worker of that route takes it."""
         name = route.decode
-        message = wire.ClaimTicket(ticket, route.route, name, self.lives[name])
+        life, is_ahead = self.lives[name], route.is_ahead
+        message = wire.ClaimTicket(ticket, route.route, name, life, is_ahead)
         return self.ask(message, wire.TicketClaimed)
 
     def install(self, wish: wire.OpenTicket | None = None) -> tuple[int, wire.TicketClaimed, str]:

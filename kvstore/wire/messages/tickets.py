@@ -145,11 +145,15 @@ class TailRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BeginPrefill(Message, frozen=True, tag=184):
-    """Prefill worker: I compute this -> Done."""
+    """Prefill worker: I compute this, and have come so far -> Done. Repeated as it goes on."""
 
     ticket: int
     worker: str
     life: int
+    tokens_left: int = 0
+    """Of the prompt, where its pages are put while the rest is computed: a decode worker may be
+    chosen ahead once computing these takes no longer than moving the KV. 0: not before all is
+    staged."""
 
 
 class StageTicket(Message, frozen=True, tag=185):
@@ -182,6 +186,8 @@ class TicketRouted(Message, frozen=True, tag=187):
     route: int
     decode: str
     where: str
+    is_ahead: bool = False
+    """The prompt is still being computed: its worker may pull what there is, by a claim ahead."""
 
 
 class ClaimTicket(Message, frozen=True, tag=188):
@@ -191,6 +197,9 @@ class ClaimTicket(Message, frozen=True, tag=188):
     route: int
     worker: str
     life: int
+    is_ahead: bool = False
+    """To pull what there is while the prompt is being computed; Fenced once it is staged, as a
+    claim that is not ahead is before."""
 
 
 class TicketClaimed(Message, frozen=True, tag=189):
@@ -203,7 +212,42 @@ class TicketClaimed(Message, frozen=True, tag=189):
     keys: bytes
     tail: TailRef
     tokens: tuple[int, ...]
-    """Generated so far, by all who had it before."""
+    """Generated so far, by all who had it before; none in a claim ahead."""
+
+
+class AwaitParts(Message, frozen=True, tag=200):
+    """Decode worker with a claim: which parts of its pages are sealed -> PartsSealed.
+
+    Held back until there are more than it has, or the ticket is staged.
+    """
+
+    ticket: int
+    token: int
+    have: tuple[int, ...]
+    """Leading pages of the ticket of which it has each part."""
+    timeout_s: float
+
+
+class PartsSealed(Message, frozen=True, tag=201):
+    """Leading pages of the ticket of which each part can be read, whatever else they lack."""
+
+    pages: tuple[int, ...]
+    is_staged: bool
+    """Nobody computes any more: what is lacking now is to be computed by who has the claim."""
+
+
+class LocateParts(Message, frozen=True, tag=202):
+    """Decode worker with a claim: where this part of those pages is -> Located, leased.
+
+    Nobody else may read parts of pages that are not complete. Pages that lack it are left out.
+    """
+
+    ticket: int
+    token: int
+    part: int
+    first: int
+    """Page of the ticket."""
+    count: int
 
 
 class TicketInstalled(Message, frozen=True, tag=190):
