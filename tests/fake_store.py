@@ -141,7 +141,7 @@ class FakeStore:
             for i, key in enumerate(chain):
                 places = {part: each[i] for part, each in offsets.items()}
                 parent = chain.parent_of(i)
-                if parent != ROOT_PARENT and not self._is_whole(opened, parent):
+                if parent != ROOT_PARENT and not any(held[0] == parent for held in self.held):
                     outcomes.append(Refused(RefusedReason.PARENT_MISSING))
                 elif key in self.refuse:
                     outcomes.append(Refused(self.refuse.pop(key)))

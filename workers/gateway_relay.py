@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ from kvstore.errors import (
     Unavailable,
     UnknownTicket,
 )
+from workers.gateway_ahead import AWAIT_S, Ahead, Preparers
 from workers.gateway_merge import Answer
 from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
 
@@ -38,30 +39,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from kvstore.client.namespaces import OpenedNamespace
-    from kvstore.client.steps import Steps
     from kvstore.clock import Clock
     from kvstore.wire.messages.tickets import TicketOpened, TicketRouted
+    from workers.gateway_ahead import Master
     from workers.gateway_requests import Wish
     from workers.serve_messages import Line, PrefillDone
 
 LOG: Final = logging.getLogger(__name__)
 PREFILLS_MAX: Final = 4
 """Prefill workers that a request is tried on."""
-AWAIT_S: Final = 10.0
-"""One question for a route; it is asked again until the deadline."""
-
-T = TypeVar("T")
 
 
-class Master(Protocol):
-    """What is needed of a store; `AsyncKVStore` is one."""
-
-    async def carry_out(self, plan: Steps[T]) -> T:
-        """Run a plan that only asks the master."""
-        ...
-
-
-class Workers(Protocol):
+class Workers(Preparers, Protocol):
     """What is needed of the inference workers; `InferenceWorkers` is one."""
 
     async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
@@ -172,6 +161,7 @@ class Passage:
         self._began_s = fleet.clock.now_s()
         self._opened: TicketOpened | None = None
         self._route = 0
+        self._ahead: Ahead | None = None
         self.is_satisfied = False
         """For who iterates `tokens` to set, if it stops early because it has all that it wants."""
         self.answer: Final = Answer(wish.max_tokens, fleet.end_token)
@@ -213,6 +203,7 @@ class Passage:
             is_finished = self.is_satisfied
             raise
         finally:
+            self._end_ahead()
             opened, claim = self._ticket(), self.answer.claim
             is_finished = is_finished and bool(claim or opened.alone)
             self._fleet.end(opened.ticket, claim, is_finished=is_finished)
@@ -220,6 +211,10 @@ class Passage:
     def passed_s(self) -> float:
         """Since its arrival."""
         return self._fleet.clock.now_s() - self._began_s
+
+    def _end_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _ticket(self) -> TicketOpened:
         """As the master said last."""
@@ -236,10 +231,12 @@ class Passage:
                     async for token in fresh:
                         yield token
             except UnknownTicket:
+                self._end_ahead()
                 await self._fleet.present()
             except CallerError:
                 raise
             except (KVStoreError, TimeoutError) as error:
+                self._end_ahead()
                 LOG.warning("%s: prefill at %s: %s", self._request, opened.prefill, error)
                 self._left_s()
                 if not await self._another():
@@ -252,8 +249,13 @@ class Passage:
         """The first token, once the prompt is computed and staged."""
         opened, wish = self._ticket(), self.wish
         ask = PrefillAsk(opened.ticket, self._request, wish.tokens, self._sampling, self._left_s())
+        fleet = self._fleet
+        self._ahead = Ahead(
+            fleet.master, fleet.workers, fleet.holder, opened.ticket, self._request, wish.tokens
+        )
         async with asyncio.timeout(ask.deadline_s):
-            done = await self._fleet.workers.prefill(opened.where, ask)
+            done = await fleet.workers.prefill(opened.where, ask)
+        self._ahead.staged()
         self.stages.queue_s += done.queue_s
         self.stages.prefill_s += done.compute_s
         self.stages.reused_tokens = done.reused_tokens
@@ -331,6 +333,7 @@ class Passage:
             async with aclosing(self._fleet.workers.decode(where, ask)) as lines:
                 async for line in lines:
                     if line.index < 0:
+                        self._end_ahead()
                         self.stages.install_s += self.passed_s() - began_s
                         self.stages.reused_tokens = line.reused_tokens or self.stages.reused_tokens
                         began_s = self.passed_s()

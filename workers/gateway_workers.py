@@ -18,9 +18,11 @@ from workers.serve_messages import (
     DECODE,
     LINE_BYTES_MAX,
     PREFILL,
+    PREPARE,
     About,
     Line,
     PrefillDone,
+    Prepared,
     Trouble,
     decode,
     encode,
@@ -30,7 +32,7 @@ from workers.serve_proof import PROOF_HEADER, SALT_HEADER, prove
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from workers.serve_messages import DecodeAsk, PrefillAsk
+    from workers.serve_messages import DecodeAsk, PrefillAsk, PrepareAsk
 
 T = TypeVar("T")
 
@@ -64,6 +66,11 @@ class InferenceWorkers:
         """Have a prompt computed and staged."""
         async with self._answer(where, PREFILL, encode(ask)) as response:
             return _decoded(await response.read(), PrefillDone)
+
+    async def prepare(self, where: str, ask: PrepareAsk) -> None:
+        """Have a prompt pulled while it is being computed."""
+        async with self._answer(where, PREPARE, encode(ask)) as response:
+            _decoded(await response.read(), Prepared)
 
     async def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
         """The lines of an answer, up to where the worker ends them."""

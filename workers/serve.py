@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.client.tickets import Member
+    from kvstore.wire.messages.tickets import Running
     from workers.generation import LanguageModel
 
 ROLES: Final = ("prefill", "decode", "both")
@@ -63,7 +64,9 @@ class Worker:
     ) -> None:
         """Join the fleet. Raises what the master refuses."""
         self._store = store
-        prefix = PooledPrefix(store, language.model, language.model_id)
+        prefix = PooledPrefix(
+            store, language.model, language.model_id, layer_groups=options.layer_groups
+        )
         self._kv = TicketKV(store, prefix)
         self._namespace = prefix.namespace
         self._language = language
@@ -110,16 +113,18 @@ class Worker:
         await asyncio.to_thread(self.membership.leave)
 
     def close(self) -> None:
-        """End the batch's thread, while the loop is there that its tokens go to."""
+        """End the threads of decoding, while the loop is there that tokens go to."""
+        if self.decode is not None:
+            self.decode.ahead.close()
         if self.batch is not None:
             self.batch.close()
 
     def _member(self) -> Member:
         return self.membership.member
 
-    def _drop(self, tickets: tuple[int, ...]) -> None:
-        if self.decode is not None and tickets:
-            self.decode.drop(tickets)
+    def _drop(self, claims: tuple[Running, ...]) -> None:
+        if self.decode is not None:
+            self.decode.drop(claims)
 
     def _prefill_desk(self) -> PrefillDesk:
         return PrefillDesk(self._language, self._store, self._kv, self._member)
@@ -211,8 +216,12 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--rows", type=int, default=ROWS_MAX, metavar="N", help="answers that run at once"
     )
+    parser.add_argument(
+        "--layer-groups", type=int, default=1, metavar="N",
+        help="hand a prompt over by so many groups of layers; the same in all of a fleet",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
-    for field in ("capacity_tokens", "rows"):
+    for field in ("capacity_tokens", "rows", "layer_groups"):
         if getattr(options, field) < 1:
             raise BadValue(field, getattr(options, field), "at least 1")
     asyncio.run(serve(options))

@@ -26,6 +26,7 @@ from kvstore.client.tickets import (
 from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages.tickets import Running
 from workers.engine import EngineRequest
+from workers.serve_ahead import AheadDesk
 from workers.serve_messages import Line
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from workers.engine import Generated, Taken
     from workers.serve_batch import Batch
     from workers.serve_kv import Pulled, TicketKV
-    from workers.serve_messages import DecodeAsk
+    from workers.serve_messages import DecodeAsk, PrepareAsk
 
 T = TypeVar("T")
 
@@ -66,7 +67,11 @@ class _Claim:
     @property
     def id(self) -> str:
         """In the batch: of one ticket's two claims each has its own."""
-        return f"{self.ask.ticket}/{self.token}"
+        return _id(self.ask.ticket, self.token)
+
+
+def _id(ticket: int, token: int) -> str:
+    return f"{ticket}/{token}"
 
 
 class DecodeDesk:
@@ -86,6 +91,7 @@ class DecodeDesk:
         self._batch = batch
         self._member = member
         self._stop = stop
+        self.ahead: Final = AheadDesk(store, kv, member)
         self._claims: dict[str, _Claim] = {}
         self._keeping: set[asyncio.Future[None]] = set()
         self.is_draining = False
@@ -95,17 +101,26 @@ class DecodeDesk:
     def running(self) -> tuple[Running, ...]:
         """What is claimed here and not finished, for the master."""
         held = self._batch.held
-        return tuple(
+        claims = tuple(
             Running(each.ask.ticket, each.token, held.get(each.id, 0))
             for each in self._claims.values()
             if each.token
         )
+        return claims + self.ahead.running()
 
-    def drop(self, tickets: tuple[int, ...]) -> None:
+    def drop(self, claims: tuple[Running, ...]) -> None:
         """These are somebody else's: what runs of them here ends."""
-        for claim in self._claims.values():
-            if claim.ask.ticket in tickets:
+        for each in claims:
+            claim = self._claims.get(_id(each.ticket, each.token))
+            if claim is not None:
                 claim.events.put_nowait(None)
+            self.ahead.drop(each.ticket, each.token)
+
+    async def prepare(self, ask: PrepareAsk) -> None:
+        """Pull a prompt while it is being computed. Raises why it cannot be pulled here."""
+        if self.is_draining:
+            raise OutOfSpace("this worker takes nothing new")
+        await self.ahead.prepare(ask)
 
     async def decode(self, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
         """The lines of one answer. Raises, before the first, why it cannot be given here."""
@@ -144,7 +159,9 @@ class DecodeDesk:
         tail_tokens = check_descriptor(claimed, namespace, prompt, streamed)
         # A dying worker may have told the master of tokens that its stream has not brought.
         generated = max(streamed, claimed.tokens, key=len)
-        return _Taken(claimed.token, generated, partial(self._kv.take_up, claimed, tail_tokens))
+        arrived = await self.ahead.take(ask.ticket)
+        pull = partial(self._kv.take_up, claimed, tail_tokens, arrived=arrived)
+        return _Taken(claimed.token, generated, pull)
 
     async def _begun(self, ask: DecodeAsk) -> _Taken:
         """All of it is this worker's."""

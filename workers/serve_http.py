@@ -21,8 +21,11 @@ from workers.serve_messages import (
     BODY_BYTES_MAX,
     DECODE,
     PREFILL,
+    PREPARE,
     DecodeAsk,
     PrefillAsk,
+    PrepareAsk,
+    Prepared,
     Trouble,
     check_tokens,
     decode,
@@ -78,6 +81,7 @@ class Desk:
         if self._prefill is not None:
             made.router.add_post(PREFILL, self._prompt)
         if self._decode is not None:
+            made.router.add_post(PREPARE, self._prompt_ahead)
             made.router.add_post(DECODE, self._ticket)
         return made
 
@@ -108,6 +112,20 @@ class Desk:
             ask.request, ask.ticket, tokens, done.reused_tokens, done.queue_s + done.compute_s,
         )  # fmt: skip
         return web.Response(body=encode(done))
+
+    async def _prompt_ahead(self, request: web.Request) -> web.StreamResponse:
+        body = await self._proved(request)
+        if body is None:
+            return self._unproved()
+        assert self._decode is not None
+        try:
+            ask = decode(body, PrepareAsk)
+            check_tokens(ask, self._vocabulary)
+            LOG.info("%s: ticket %d: ahead, route %d", ask.request, ask.ticket, ask.route)
+            await self._decode.prepare(ask)
+        except KVStoreError as error:
+            return _refusal(error)
+        return web.Response(body=encode(Prepared()))
 
     async def _ticket(self, request: web.Request) -> web.StreamResponse:
         body = await self._proved(request)

@@ -11,22 +11,28 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
-from kvstore.client.tickets import HandOver, tail_key
+from kvstore.client.tickets import HandOver, await_parts, locate_parts, tail_key
+from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, KVStoreError
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import TAILS
 from kvstore.page import PageChain
-from kvstore.wire.messages.tickets import TailRef
+from kvstore.wire.messages.tickets import LocateParts, TailRef
 from workers.serve_tails import append_tail, pack_tail, tail_bytes
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from transformers import DynamicCache
 
     from kvstore.client.store import KVStore
-    from kvstore.connectors.transformers import PooledPrefix
+    from kvstore.connectors.transformers import Arriving, LayerCache, PooledPrefix
     from kvstore.wire.messages.tickets import TicketClaimed
+
+
+AWAIT_PARTS_S: Final = 2.0
+"""One question for parts; it is asked again."""
 
 
 class Pulled(NamedTuple):
@@ -48,6 +54,7 @@ class TicketKV:
         namespace = prefix.namespace
         self.opened: Final = store.open(namespace.content, namespace.layout)
         self._tails = store.open_opaque(TAILS)
+        self._clock: Final = SystemClock()
 
     def reuse(self, tokens: Sequence[int]) -> Pulled:
         """A cache of what the pool has of the full pages of `tokens`, at most all but the last."""
@@ -56,6 +63,45 @@ class TicketKV:
         took_s = time.perf_counter() - started
         moved = fetched.bytes_moved
         return Pulled(cache, fetched.tokens, moved / took_s if moved else 0.0)
+
+    def keep_part(
+        self, tokens: Sequence[int], part: int, first: int, layers: list[LayerCache]
+    ) -> None:
+        """Store one part of the full pages of these tokens from page `first` on."""
+        self._prefix.store_part(tokens, part, first, layers)
+
+    def expect(self, tokens: Sequence[int]) -> Arriving:
+        """Memory for a prompt that is being computed elsewhere."""
+        return self._prefix.expect(tokens)
+
+    def pull_ahead(
+        self, ticket: int, claimed: TicketClaimed, arriving: Arriving, unwanted: threading.Event
+    ) -> None:
+        """Pull a prompt's pages, part by part, as they come; until it is staged, or unwanted.
+
+        Ends early where something does not come: `take_up` brings the rest, or it is computed.
+        """
+        has_ended = False
+        while not (has_ended or unwanted.is_set()):
+            asked = await_parts(ticket, claimed.token, arriving.pages, timeout_s=AWAIT_PARTS_S)
+            sealed = self._store.carry_out(asked)
+            has_ended = sealed.is_staged
+            for part, pages in enumerate(sealed.pages):
+                while arriving.pages[part] < pages:
+                    came = self._pull_part(ticket, claimed, arriving, part, pages)
+                    if not came or unwanted.is_set():
+                        return
+
+    def _pull_part(
+        self, ticket: int, claimed: TicketClaimed, arriving: Arriving, part: int, pages: int
+    ) -> int:
+        """The next pages of one part, of so many that are sealed: how many came."""
+        first = arriving.pages[part]
+        count = min(pages - first, self._prefix.part_pages(part))
+        chain = PageChain(claimed.keys).slice(first, first + count)
+        question = LocateParts(ticket, claimed.token, part, first, count)
+        located = self._store.carry_out(locate_parts(self.opened, chain, question, self._clock))
+        return self._prefix.bring_part(arriving, part, located)
 
     def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:
         """Store the full pages of these tokens; returns how many leading ones the pool has."""
@@ -91,10 +137,19 @@ class TicketKV:
             tail = self._keep_tail(ticket, counter, packed, ttl_s)
         return HandOver(chain, tuple(generated), tail)
 
-    def take_up(self, claimed: TicketClaimed, tail_tokens: int, tokens: Sequence[int]) -> Pulled:
-        """A cache of what can be had of `tokens`, at most all but the last."""
+    def take_up(
+        self,
+        claimed: TicketClaimed,
+        tail_tokens: int,
+        tokens: Sequence[int],
+        arrived: Arriving | None = None,
+    ) -> Pulled:
+        """A cache of what can be had of `tokens`, at most all but the last.
+
+        What has `arrived` of them is not asked for again.
+        """
         started = time.perf_counter()
-        cache, fetched = self._prefix.fetch(tokens)
+        cache, fetched = self._prefix.fetch(tokens, arrived=arrived)
         held, moved = fetched.tokens, fetched.bytes_moved
         at_tail = held == len(claimed.keys) // KEY_BYTES * claimed.page_tokens
         if tail_tokens and at_tail and held + tail_tokens < len(tokens):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
-    from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
+    from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ class Membership:
         store: KVStore,
         wish: JoinFleet,
         report: Callable[[Member], FleetBeat],
-        drop: Callable[[tuple[int, ...]], None],
+        drop: Callable[[tuple[Running, ...]], None],
     ) -> None:
-        """`report` makes a beat of the present state, `drop` stops tickets of others."""
+        """`report` makes a beat of the present state, `drop` stops what is others'."""
         self._store = store
         self._wish = wish
         self._report = report
@@ -65,10 +65,11 @@ class Membership:
             fenced = await self._told()
         self._drop(fenced)
 
-    async def _told(self) -> tuple[int, ...]:
-        """Of what runs here, what is somebody else's."""
-        plan = beat(self._report(self.member))
-        return await asyncio.to_thread(self._store.carry_out, plan)
+    async def _told(self) -> tuple[Running, ...]:
+        """Of what this beat says that runs here, what is somebody else's."""
+        message = self._report(self.member)
+        fenced = await asyncio.to_thread(self._store.carry_out, beat(message))
+        return tuple(each for each in message.running if each.ticket in fenced)
 
     def leave(self) -> None:
         """Say that this life has ended; the master finds out by itself where it does not hear."""

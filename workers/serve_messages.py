@@ -15,6 +15,7 @@ from kvstore.namespace import Content, Layout
 
 ABOUT: Final = "/about"
 PREFILL: Final = "/prefill"
+PREPARE: Final = "/prepare"
 DECODE: Final = "/decode"
 BODY_BYTES_MAX: Final = 16 << 20
 """A prompt of a million tokens fits."""
@@ -69,6 +70,23 @@ class PrefillDone(msgspec.Struct, frozen=True):
     compute_s: float
 
 
+class PrepareAsk(msgspec.Struct, frozen=True):
+    """Pull what is computed already of this prompt, until its answer is asked for.
+
+    Hang up where it will not be.
+    """
+
+    ticket: Number
+    route: Count
+    request: str
+    tokens: Tokens
+    """The prompt."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The answer was asked for, or the ticket is somebody else's."""
+
+
 class DecodeAsk(msgspec.Struct, frozen=True):
     """Claim the ticket and go on; or compute all of it."""
 
@@ -104,7 +122,7 @@ class Trouble(msgspec.Struct, frozen=True):
     text: str
 
 
-def check_tokens(ask: PrefillAsk | DecodeAsk, vocabulary: int) -> None:
+def check_tokens(ask: PrefillAsk | PrepareAsk | DecodeAsk, vocabulary: int) -> None:
     """BadValue for what no model can go on from; `decode` has looked at each field by itself."""
     for token in (min(ask.tokens), max(ask.tokens)):
         if not 0 <= token < vocabulary:

@@ -1,17 +1,19 @@
 """A prefill worker's work on one prompt: what the pool has, the rest chunk by chunk, the hand-over.
 
-Blocking, one prompt at a time; the pages that a chunk fills are in the pool before the next chunk
-is computed. Stateless: who dies half-way leaves pages that the next one finds.
+Blocking, one prompt at a time; the pages that a chunk fills go into the pool while the next one is
+computed. Stateless: who dies half-way leaves pages that the next one finds.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvstore.client.tickets import begin_prefill, stage_ticket
 from workers.chunked_prefill import prefill
 from workers.sampling import pick
+from workers.serve_keeping import Keeping
 from workers.serve_messages import PrefillDone
 
 if TYPE_CHECKING:
@@ -50,9 +52,11 @@ class PrefillDesk:
         """Compute, hand over, stage. Raises Unwanted, between chunks, once that is set."""
         began_s = time.perf_counter()
         _check(unwanted)
-        self._store.carry_out(begin_prefill(ask.ticket, self._member()))
+        self._tell(ask, 0)
         cache, reused, _ = self._kv.reuse(ask.tokens)
-        logits = self._compute(ask, cache, unwanted)
+        with Keeping(self._kv, ask.tokens, cache, partial(self._tell, ask)) as keeping:
+            logits = self._compute(ask, cache, keeping, unwanted)
+            keeping.finish()
         took_s = time.perf_counter() - began_s
         self.tokens_per_s = (len(ask.tokens) - reused) / took_s
         how = ask.sampling
@@ -65,15 +69,19 @@ class PrefillDesk:
         self._store.carry_out(stage_ticket(ask.ticket, self._member(), done))
         return PrefillDone(first, reused, began_s - asked_s, time.perf_counter() - began_s)
 
+    def _tell(self, ask: PrefillAsk, tokens_left: int) -> None:
+        self._store.carry_out(begin_prefill(ask.ticket, self._member(), tokens_left))
+
     def _compute(
-        self, ask: PrefillAsk, cache: DynamicCache, unwanted: threading.Event
+        self, ask: PrefillAsk, cache: DynamicCache, keeping: Keeping, unwanted: threading.Event
     ) -> torch.Tensor:
         """Fill the cache; logits after the last token."""
         logits = None
-        for done, logits in prefill(self._language.model, cache, ask.tokens):
+        model, by_layer = self._language.model, keeping.by_layer
+        for chunk in prefill(model, cache, ask.tokens, on_layer=by_layer):
             _check(unwanted)
-            if logits is None:
-                self._kv.keep(ask.tokens[:done], cache)
+            keeping.chunk(chunk.tokens)
+            logits = chunk.logits
         assert logits is not None
         return logits
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kvstore.client.outcomes import AlreadyThere, Miss, Refused, RefusedReason, Stored
+from kvstore.client.outcomes import AlreadyThere, Hit, Miss, Refused, RefusedReason, Stored
 from kvstore.client.staging import STAGING_BYTES, SpareBuffers
 from kvstore.errors import CallerError, KVStoreError
 from kvstore.hints import Hints
@@ -126,25 +126,69 @@ class PrefixCache:
         tokens: Sequence[int],
         begin: Callable[[int], CopyPages],
         *,
+        first: int = 0,
         hints: Hints | None = None,
     ) -> Fetched:
         """Bring the longest known prefix of `tokens`, at most len(tokens) - 1 of them.
 
         `begin(pages)` is called once it is known how many pages are there, if any; the function
-        that it returns then takes stretches of verified pages, in order, from page 0 on. The
-        result may count fewer pages than were begun.
+        that it returns then takes stretches of verified pages, in order, from page `first` on:
+        whoever asks has those before it. The result may count fewer pages than were begun.
         """
         chain = self._opened.chain(tokens[: max(0, len(tokens) - 1)])
-        pages, trouble = 0, ""
+        pages, trouble = first, ""
         try:
-            for batch in self._fetch_batches(chain, begin, hints):
+            for batch in self._fetch_batches(chain, first, begin, hints):
                 pages += batch.pages
                 trouble = batch.trouble
         except CallerError:
             raise
         except KVStoreError as error:
             trouble = _text(error)
-        return Fetched(pages, pages * self._page_tokens, pages * self._page_bytes, trouble)
+        moved = (pages - first) * self._page_bytes
+        return Fetched(pages, pages * self._page_tokens, moved, trouble)
+
+    def read_part(
+        self, located: Locations, part: int, unpack: Callable[[int, memoryview], None]
+    ) -> int:
+        """Bring one part of located pages: how many of the first ones came whole.
+
+        They have to fit `part_pages`. `unpack(count, memory)` is called with those that came.
+        """
+        size = self._opened.namespace.parts[part].size_bytes
+        with self._staging.take(self._staging_bytes) as buffer:
+            places = range(0, located.pages * size, size)
+            outcomes = self._store.read(located, buffer, places, part=part)
+            came = [isinstance(each, Hit) for each in outcomes]
+            pages = came.index(False) if False in came else len(came)
+            if pages:
+                unpack(pages, buffer.view[: pages * size])
+        return pages
+
+    def store_part(self, tokens: Sequence[int], part: int, first: int, pack: CopyPages) -> None:
+        """Store one part of the full pages of `tokens` from page `first` on, as far as it goes.
+
+        A page is found once all its parts are there. What was left out `store` can store later.
+        """
+        chain = self._opened.chain(tokens)
+        size, step = self._opened.namespace.parts[part].size_bytes, self.part_pages(part)
+        try:
+            with self._staging.take(self._staging_bytes) as buffer:
+                for start in range(first, len(chain), step):
+                    batch = chain.slice(start, min(start + step, len(chain)))
+                    pack(start, len(batch), buffer.view[: len(batch) * size])
+                    offsets = {part: range(0, len(batch) * size, size)}
+                    outcomes = self._store.put_parts(self._opened, batch, buffer, offsets)
+                    if any(isinstance(each, Refused) for each in outcomes):
+                        return
+        except CallerError:
+            raise
+        except KVStoreError:
+            return
+
+    def part_pages(self, part: int) -> int:
+        """Pages of which the staging memory holds that part."""
+        return self._staging_bytes // self._opened.namespace.parts[part].size_bytes
 
     def store(self, tokens: Sequence[int], pack: CopyPages, *, hints: Hints | None = None) -> Kept:
         """Store the full pages of `tokens` that the pool does not hold yet.
@@ -187,20 +231,24 @@ class PrefixCache:
         self._staging.close()
 
     def _fetch_batches(
-        self, chain: PageChain, begin: Callable[[int], CopyPages], hints: Hints | None
+        self,
+        chain: PageChain,
+        start: int,
+        begin: Callable[[int], CopyPages],
+        hints: Hints | None,
     ) -> Iterator[_Batch]:
         """Bring batch after batch, up to the first that does not come whole."""
-        if not chain:
+        if len(chain) <= start:
             return
-        match = self._store.match_prefix(self._opened, chain, hints=hints)
-        pages = match.pages
-        if not pages:
+        match = self._store.match_prefix(self._opened, chain.slice(start, len(chain)), hints=hints)
+        pages = start + match.pages
+        if pages == start:
             return
         unpack = begin(pages)
         with self._staging.take(self._staging_bytes) as buffer:
-            for first in range(0, pages, self._batch_pages):
+            for first in range(start, pages, self._batch_pages):
                 batch = chain.slice(first, min(first + self._batch_pages, pages))
-                if first:  # Each batch is read under a lease of its own.
+                if first > start:  # Each batch is read under a lease of its own.
                     match = self._store.match_prefix(self._opened, batch, hints=hints)
                 hits, trouble = self._read(match, min(match.pages, len(batch)), buffer)
                 if hits:

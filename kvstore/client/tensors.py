@@ -82,11 +82,14 @@ def device_block(tensor: torch.Tensor) -> Block:
     return device.wrap(plain.data_ptr(), plain.nbytes, plain)
 
 
-def layer_pages(memory: memoryview, namespace: Namespace) -> list[LayerPages]:
+def layer_pages(
+    memory: memoryview, namespace: Namespace, part: int | None = None
+) -> list[LayerPages]:
     """Every layer of the whole pages that lie one after another in `memory`, as strided views.
 
-    For namespaces with one group of full attention on one tensor-parallel rank, where a page's
-    parts one after another are its layers in order; others raise LayoutMismatch.
+    With `part`, those of that part of the pages, which lies there alone. For namespaces with one
+    group of full attention on one tensor-parallel rank, where a page's parts one after another
+    are its layers in order; others raise LayoutMismatch.
     """
     content, layout = namespace.content, namespace.layout
     group = content.groups[0]
@@ -95,15 +98,19 @@ def layer_pages(memory: memoryview, namespace: Namespace) -> list[LayerPages]:
     if layout.tensor_parallel != 1 or layout.order != ORDER:
         raise LayoutMismatch(f"got {layout}, views need one tensor-parallel rank and {ORDER}")
     dtype = dtype_of(content.kv_dtype)
-    pages, rest = divmod(memory.nbytes, namespace.page_bytes)
+    layers, size = group.layers, namespace.page_bytes
+    if part is not None:
+        spec = namespace.parts[part]
+        layers, size = spec.layer_stop - spec.layer_start, spec.size_bytes
+    pages, rest = divmod(memory.nbytes, size)
     if rest or not pages:
-        raise LayoutMismatch(f"{memory.nbytes} bytes are not pages of {namespace.page_bytes}")
-    flat = tensor_view(memory, dtype, (pages, namespace.page_bytes // dtype.itemsize))
+        raise LayoutMismatch(f"{memory.nbytes} bytes are not pages of {size}")
+    flat = tensor_view(memory, dtype, (pages, size // dtype.itemsize))
     sizes = (
         group.kv_heads * layout.page_tokens * group.key_dim,
         group.kv_heads * layout.page_tokens * group.value_dim,
     )
-    runs = torch.split_with_sizes(flat, sizes * group.layers, dim=1)
+    runs = torch.split_with_sizes(flat, sizes * layers, dim=1)
     return [
         LayerPages(
             keys.view(pages, group.kv_heads, layout.page_tokens, group.key_dim),

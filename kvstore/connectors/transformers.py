@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from kvstore.client.locations import Locations
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.prefix import CopyPages, Fetched, Kept
     from kvstore.hints import Hints
@@ -72,6 +73,21 @@ class LayerCache(NamedTuple):
     values: torch.Tensor
 
 
+class Arriving(NamedTuple):
+    """KV of a prompt's full pages that comes part by part while the prompt is being computed."""
+
+    layers: list[LayerCache]
+    """With room for all of them."""
+    pages_max: int
+    pages: list[int]
+    """Leading pages of which each part has come."""
+
+    @property
+    def whole_pages(self) -> int:
+        """Leading pages that have come with all their parts."""
+        return min(self.pages)
+
+
 class PooledPrefix:
     """The longest known prefix of a prompt as a cache for `model(..., cache=cache)`, and back.
 
@@ -79,7 +95,7 @@ class PooledPrefix:
     was stored, when the rest of the prompt is computed in the same pieces.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each is a wish of its own
         self,
         store: NamespaceStore,
         model: PreTrainedModel,
@@ -89,9 +105,13 @@ class PooledPrefix:
         adapter: str = "",
         salt: str = "",
         page_tokens: int = limits.PAGE_TOKENS,
+        layer_groups: int = 1,
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
         """Open the model's namespace.
+
+        Pages have a part for each of `layer_groups`, as those of so many pipeline stages have, so
+        that one can be stored and read before the others.
 
         `revision` names the weights; left out, it is a digest of them (about a second a
         gigabyte). Models that are equal in all of this share pages, in whatever process they run.
@@ -108,25 +128,36 @@ class PooledPrefix:
             adapter=adapter,
             salt=salt,
         )
-        opened = store.open(content, Layout(page_tokens=page_tokens, order=ORDER))
+        layout = Layout(page_tokens, pipeline_parallel=layer_groups, order=ORDER)
+        opened = store.open(content, layout)
         self.namespace: Final = opened.namespace
         self._prefix = PrefixCache(store, opened, staging_bytes)
 
     def fetch(
-        self, tokens: Sequence[int], *, hints: Hints | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        arrived: Arriving | None = None,
+        hints: Hints | None = None,
     ) -> tuple[DynamicCache, Fetched]:
         """A cache that holds the first `Fetched.tokens` of `tokens`, at most all but the last.
 
-        Compute the rest with it. Nothing known, or the pool in trouble: an empty cache. `hints`
-        say what the caller knows of the chat's future, its turn for example.
+        Compute the rest with it. Nothing known, or the pool in trouble: an empty cache. What has
+        `arrived` of these tokens is in it, too, and is the cache's from now on. `hints` say what
+        the caller knows of the chat's future, its turn for example.
         """
         layers: list[LayerCache] = []
+        has = 0
+        if arrived is not None:
+            layers, has = arrived.layers, arrived.whole_pages
+            tokens = tokens[: arrived.pages_max * self.namespace.layout.page_tokens + 1]
 
         def begin(pages: int) -> CopyPages:
-            layers.extend(self._allocate(pages))
+            if arrived is None:
+                layers.extend(self._allocate(pages))
             return lambda first, count, memory: self._unpack(layers, first, count, memory)
 
-        fetched = self._prefix.fetch(tokens, begin, hints=hints)
+        fetched = self._prefix.fetch(tokens, begin, first=has, hints=hints)
         cache = DynamicCache(config=self._config)
         if fetched.pages:
             _fill(cache, layers, fetched.tokens)
@@ -148,6 +179,44 @@ class PooledPrefix:
             hints=hints,
         )
 
+    def expect(self, tokens: Sequence[int]) -> Arriving:
+        """Memory for the pages of a prompt that is being computed elsewhere."""
+        pages = len(tokens) // self.namespace.layout.page_tokens
+        return Arriving(self._allocate(pages), pages, [0] * len(self.namespace.parts))
+
+    def bring_part(self, arriving: Arriving, part: int, located: Locations) -> int:
+        """Bring one part of the located pages, which follow those that have come: how many did.
+
+        At most `part_pages` can be located at once.
+        """
+        first = arriving.pages[part]
+        spec = self.namespace.parts[part]
+        layers = arriving.layers[spec.layer_start : spec.layer_stop]
+
+        def unpack(count: int, memory: memoryview) -> None:
+            self._unpack(layers, first, count, memory, part)
+
+        came = self._prefix.read_part(located, part, unpack)
+        arriving.pages[part] += came
+        return came
+
+    def part_pages(self, part: int) -> int:
+        """Pages of which one part can be moved at once."""
+        return self._prefix.part_pages(part)
+
+    def store_part(
+        self, tokens: Sequence[int], part: int, first: int, layers: list[LayerCache]
+    ) -> None:
+        """Keep one part of the full pages of `tokens` from page `first` on, as far as possible.
+
+        `layers` are those of this part alone, with the KV of these tokens. `store` keeps what is
+        left out, and costs little where nothing is.
+        """
+        self._prefix.store_part(
+            tokens, part, first,
+            lambda start, count, memory: self._pack(layers, start, count, memory, part),
+        )  # fmt: skip
+
     def end_session(self, tokens: Sequence[int]) -> None:
         """Say that the chat of these tokens is over: the pool may drop its pages before others."""
         self._prefix.end_session(tokens)
@@ -165,13 +234,27 @@ class PooledPrefix:
         ]
         return [LayerCache(*both) for both in zip(empty[::2], empty[1::2], strict=True)]
 
-    def _unpack(self, layers: list[LayerCache], first: int, count: int, memory: memoryview) -> None:
-        for layer, pages in zip(layers, layer_pages(memory, self.namespace), strict=True):
+    def _unpack(
+        self,
+        layers: list[LayerCache],
+        first: int,
+        count: int,
+        memory: memoryview,
+        part: int | None = None,
+    ) -> None:
+        for layer, pages in zip(layers, layer_pages(memory, self.namespace, part), strict=True):
             self._pages_of(layer.keys, first, count).copy_(pages.keys)
             self._pages_of(layer.values, first, count).copy_(pages.values)
 
-    def _pack(self, layers: list[LayerCache], first: int, count: int, memory: memoryview) -> None:
-        for layer, pages in zip(layers, layer_pages(memory, self.namespace), strict=True):
+    def _pack(
+        self,
+        layers: list[LayerCache],
+        first: int,
+        count: int,
+        memory: memoryview,
+        part: int | None = None,
+    ) -> None:
+        for layer, pages in zip(layers, layer_pages(memory, self.namespace, part), strict=True):
             pages.keys.copy_(self._pages_of(layer.keys, first, count))
             pages.values.copy_(self._pages_of(layer.values, first, count))
 

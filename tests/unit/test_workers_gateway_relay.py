@@ -24,7 +24,7 @@ from tests.fakes import ManualClock
 from tests.unit.client_scripts import opened
 from workers.gateway_relay import PREFILLS_MAX, Fleet, Passage, Patience
 from workers.gateway_requests import Wish
-from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone, Sampling
+from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone, PrepareAsk, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -56,6 +56,10 @@ class FakeMaster:
         """Raised once, of the next message of that type."""
         self.alone: list[str] = []
         """Why the first, second, ... worker that is named is to do all of it."""
+        self.is_staged = asyncio.Event()
+        """Cleared while a prompt is being computed: nobody is routed, unless `routes_ahead`."""
+        self.is_staged.set()
+        self.routes_ahead = False
 
     async def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
         await asyncio.sleep(0)
@@ -63,6 +67,8 @@ class FakeMaster:
             step = next(plan)
             while True:
                 assert isinstance(step, Ask)
+                if isinstance(step.message, wire.AwaitRoute) and not self.routes_ahead:
+                    await self.is_staged.wait()
                 try:
                     answer = self._answer(step.message)
                 except KVStoreError as error:
@@ -91,26 +97,42 @@ class FakeMaster:
                 return wire.Term(self.epoch)
             case wire.AwaitRoute():
                 self.route += 1
-                return wire.TicketRouted(self.route, f"d{self.route}", f"d{self.route}:1")
+                where, is_ahead = f"d{self.route}:1", not self.is_staged.is_set()
+                return wire.TicketRouted(self.route, f"d{self.route}", where, is_ahead)
         return Done()
 
 
 class FakeWorkers:
     """Each call is answered by the next of a script: a result, or an error."""
 
-    def __init__(self, prefills: list[object], decodes: list[list[object]]) -> None:
+    def __init__(
+        self, prefills: list[object], decodes: list[list[object]], is_staged: asyncio.Event
+    ) -> None:
         self.prefills, self.decodes = prefills, decodes
-        self.asked: list[PrefillAsk | DecodeAsk] = []
+        self.is_staged = is_staged
+        self.asked: list[PrefillAsk | PrepareAsk | DecodeAsk] = []
+        self.preparing = 0
         self.hung_up = 0
 
     async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
         self.asked.append(ask)
-        await asyncio.sleep(0)
+        self.is_staged.clear()
+        for _ in range(5):  # whoever else is at it comes to its next wait
+            await asyncio.sleep(0)
+        self.is_staged.set()
         found = self.prefills.pop(0)
         if isinstance(found, Exception):
             raise found
         assert isinstance(found, PrefillDone)
         return found
+
+    async def prepare(self, where: str, ask: PrepareAsk) -> None:
+        self.asked.append(ask)
+        self.preparing += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.preparing -= 1
 
     async def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
         self.asked.append(ask)
@@ -136,7 +158,7 @@ def lines(claim: int, *indices: int) -> list[object]:
 class Case:
     def __init__(self, prefills: list[object], *decodes: list[object]) -> None:
         self.master, self.clock = FakeMaster(), ManualClock(0.0)
-        self.workers = FakeWorkers(prefills, list(decodes))
+        self.workers = FakeWorkers(prefills, list(decodes), self.master.is_staged)
         patience = Patience(1.0, 60.0)
         self.fleet = Fleet(self.master, self.workers, opened(), END, patience, self.clock)
         self.passage = Passage(self.fleet, "r/1", WISH, 3)
@@ -342,3 +364,50 @@ def test_one_that_leaves_has_staged_what_it_has_done() -> None:
     assert isinstance(routed, DecodeAsk)
     assert (routed.route, routed.tokens) == (1, (*PROMPT, *TOKENS[:2]))
     assert case.master.ends() == [wire.FinishTicket(TICKET, 5)]
+
+
+def ahead_case(prefills: list[object], *decodes: list[object]) -> Case:
+    """Decode workers are chosen before the prompt is computed."""
+    case = Case(prefills, *decodes)
+    case.master.routes_ahead = True
+    return case
+
+
+def test_the_worker_that_is_chosen_ahead_pulls_until_the_answer_begins() -> None:
+    case = ahead_case([STAGED], lines(5, 1, 2, 3, 4))
+    seen: list[tuple[int, int]] = []
+
+    async def act() -> None:
+        await case.passage.open()
+        async for token in case.passage.tokens():
+            await asyncio.sleep(0)
+            seen.append((token, case.workers.preparing))
+
+    case.run(act)
+    assert seen == [(TOKENS[0], 1), *((token, 0) for token in TOKENS[1:])]
+    assert PrepareAsk(TICKET, 1, "r/1", PROMPT) in case.workers.asked
+    assert case.workers.preparing == 0
+
+
+@pytest.mark.parametrize("error", [Unavailable("x"), UnknownTicket("x"), TimeoutError()])
+def test_a_prefill_that_fails_ends_what_is_pulled_ahead(error: Exception) -> None:
+    case = ahead_case([error, STAGED], lines(5, 1, 2, 3, 4))
+    assert case.run() == TOKENS
+    prepares = [each for each in case.workers.asked if isinstance(each, PrepareAsk)]
+    assert [each.route for each in prepares] == [1, 2]
+    assert case.workers.preparing == 0
+
+
+def test_who_stops_asking_ends_what_is_pulled_ahead() -> None:
+    case = ahead_case([STAGED], lines(5, 1, 2, 3, 4))
+
+    async def act() -> None:
+        await case.passage.open()
+        async with aclosing(case.passage.tokens()) as tokens:
+            assert await anext(tokens) == TOKENS[0]
+            assert case.workers.preparing == 1
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert case.workers.preparing == 0
+
+    case.run(act)

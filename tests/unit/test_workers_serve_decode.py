@@ -81,12 +81,16 @@ class FakeKV:
 
     opened = SPACE
     kept: list[tuple[int, ...]] = field(default_factory=list)
+    arrived: list[object] = field(default_factory=list)
     trouble: KVStoreError | None = None
 
     def reuse(self, tokens: Sequence[int]) -> Pulled:
         return Pulled(DynamicCache(config=config()), 0, 5.0)
 
-    def take_up(self, claimed: object, tail_tokens: int, tokens: Sequence[int]) -> Pulled:
+    def take_up(
+        self, claimed: object, tail_tokens: int, tokens: Sequence[int], arrived: object = None
+    ) -> Pulled:
+        self.arrived.append(arrived)
         return self.reuse(tokens)
 
     def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:

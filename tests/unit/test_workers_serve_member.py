@@ -44,7 +44,7 @@ class Case:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.dropped: list[tuple[int, ...]] = []
+        self.dropped: list[tuple[Running, ...]] = []
         store: Any = self.store.will(FleetJoined(1, 0.5, 3.0))
         self.membership = Membership(store, WISH, report, self.dropped.append)
         self.store.asked.clear()
@@ -57,14 +57,14 @@ def test_what_is_somebody_elses_is_dropped() -> None:
     case = Case()
     case.store.will(FleetNoted((8,)))
     case.beat()
-    assert case.dropped == [(8,)]
+    assert case.dropped == [RUNNING[1:]]
 
 
 def test_a_master_that_has_not_met_it_stops_nothing_but_what_it_says() -> None:
     case = Case()
     case.store.will(Fenced("join again"), FleetJoined(2, 0.5, 3.0), FleetNoted((7,)))
     case.beat()
-    assert case.dropped == [(7,)]
+    assert case.dropped == [RUNNING[:1]]
     asked = [type(each) for each in case.store.asked]
     assert asked == [FleetBeat, JoinFleet, FleetBeat]
     assert case.store.asked[-1] == report(case.membership.member)
