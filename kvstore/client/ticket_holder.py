@@ -39,6 +39,8 @@ class _Held(msgspec.Struct):
     worker: str
     token: int = 0
     done: HandOver | None = None
+    is_behind: bool = False
+    """It was presented as one that is being computed still."""
 
 
 class TicketHolder:
@@ -99,8 +101,15 @@ class TicketHolder:
     def await_route(
         self, ticket: int, above: int, *, timeout_s: float = TIMEOUT_S
     ) -> Steps[TicketRouted | None]:
-        """As kvstore.client.tickets.await_route, also across masters: presented where unknown."""
+        """As kvstore.client.tickets.await_route, also across masters: presented where unknown.
+
+        And once more where it was staged only after it had been presented: its prefill worker has
+        told the master before that.
+        """
         deadline_s = self._clock.now_s() + check_timeout(timeout_s)
+        held = self._held.get(ticket)
+        if held is not None and held.is_behind and held.done is not None:
+            yield from self._present(ticket, deadline_s)
         try:
             return (yield from await_route(ticket, above, timeout_s=timeout_s))
         except UnknownTicket:
@@ -124,3 +133,4 @@ class TicketHolder:
             held.token, held.worker, done.tail, done.tokens, request.adapter,
         )  # fmt: skip
         yield from ask(message, Done, max(0.0, deadline_s - now_s))
+        held.is_behind = held.done is None and not held.token

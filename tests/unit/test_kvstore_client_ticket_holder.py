@@ -101,6 +101,18 @@ def test_a_route_is_awaited_at_a_master_that_did_not_know_the_ticket() -> None:
     assert script.asked == [AwaitRoute(1, 0, 4.0), presented(), AwaitRoute(1, 0, 4.0)]
 
 
+def test_what_is_staged_only_after_it_was_presented_is_presented_again() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    drive(holder.keep(), script.will(Term(2), Done()))
+    holder.note(1, done=HandOver(CHAIN, (7,)))
+    script.asked.clear()
+    staged = msgspec.structs.replace(presented(), tokens=(7,))
+    drive(holder.await_route(1, 2), script.will(Done(), ROUTED))
+    drive(holder.await_route(1, 3), script.will(TicketRouted(4, "d2", "host:3")))
+    assert script.asked == [staged, AwaitRoute(1, 2, 8.0), AwaitRoute(1, 3, 8.0)]
+
+
 def test_what_is_not_held_is_not_presented() -> None:
     script = Script()
     holder = held(script, FIRST)
