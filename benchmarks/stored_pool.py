@@ -8,6 +8,7 @@ part takes.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -180,6 +181,7 @@ def main() -> int:
     options = arguments(__doc__ or "", lambda _: None)
     report = Report("What a takeover costs the core of a new master", options)
     report.parameters(run_pages=RUN_PAGES, part_kib=PART_BYTES // KIB, segments=SEGMENTS)
+    gc.freeze()  # as a master does
     taken = [take_over(stored_pool(pages)) for pages in SIZES]
     report.table(
         "Takeovers",
