@@ -43,6 +43,7 @@ CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
 OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "aetcd": ("kvstore/coordination/etcd*.py",),
     "aiohttp": (
+        "benchmarks/serving_load.py",
         "kvstore/admin_http.py",
         "workers/gateway*",
         "workers/serve.py",
