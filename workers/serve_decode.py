@@ -1,4 +1,4 @@
-"""A decode worker's work on one ticket: claim, check, install, stream, and at the end keep.
+"""A decode worker's work on one ticket: claim, check, install, stream, and keep.
 
 Of a ticket without a route all is computed here: nothing is claimed, and who has asked for it says
 when it ends. A coroutine for each ticket; the pool's calls run in threads, the model in the
@@ -27,9 +27,10 @@ from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages.tickets import Running
 from workers.engine import EngineRequest
 from workers.serve_messages import Line
+from workers.serve_pages import AnswerPages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
@@ -118,6 +119,9 @@ class DecodeDesk:
         try:
             pulled = await asyncio.to_thread(taken.pull, request.tokens)
             self.link_bytes_per_s = pulled.bytes_per_s or self.link_bytes_per_s
+            LOG.info("%s: ticket %d: claim %d: KV of %d of %d tokens from the pool",
+                ask.request, ask.ticket, claim.token, pulled.tokens, len(request.tokens),
+            )  # fmt: skip
             listener = self._listener(claim.events)
             await asyncio.wrap_future(self._batch.add(request, pulled.cache, listener))
             if claim.token:
@@ -126,7 +130,7 @@ class DecodeDesk:
             yield Line(claim.token, reused_tokens=reused)
             for index in range(told, len(generated)):
                 yield Line(claim.token, index, generated[index])
-            async for line in self._stream(claim):
+            async for line in self._stream(claim, len(request.tokens)):
                 yield line
         finally:
             self._batch.cancel(claim.id)
@@ -170,29 +174,26 @@ class DecodeDesk:
 
         return listen
 
-    async def _stream(self, claim: _Claim) -> AsyncGenerator[Line, None]:
-        """Up to the last token, or to where the ticket goes to somebody else."""
+    async def _stream(self, claim: _Claim, tokens: int) -> AsyncGenerator[Line, None]:
+        """From so many tokens up to the last, or to where the ticket goes to somebody else."""
+        pages = AnswerPages(self._kv, self._batch, claim.id, tokens, self._beside)
         while (one := await claim.events.get()) is not None:
             index = one.position - claim.ask.prompt_tokens
-            if one.taken is not None:
+            if one.taken is None:
+                pages.grown(one.position + 1)
+            else:
                 if claim.token:
                     await self._ask(finish_ticket(claim.ask.ticket, claim.token))
-                self._keep(one.taken)
+                self._beside(pages.end(one.taken))
             yield Line(claim.token, index, one.token)
             if one.taken is not None:
                 return
 
-    def _keep(self, taken: Taken) -> None:
-        keeping = asyncio.ensure_future(self._kept(taken))
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+        keeping = asyncio.ensure_future(work)
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
-
-    async def _kept(self, taken: Taken) -> None:
-        """Store full pages of the answer, for the chat's next turn; nobody waits for that."""
-        try:
-            await asyncio.to_thread(self._kv.keep, taken.tokens[:-1], taken.cache)
-        except KVStoreError as error:
-            LOG.warning("pages of an answer are not kept: %s", error)
+        return keeping
 
     async def _shed(self, claim: _Claim) -> None:
         taken = await asyncio.wrap_future(self._batch.export(claim.id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 
 from kvstore.exit_codes import ExitCode
 from tests.cluster.servers import until
-from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, secret_file
+from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, alone_tokens, in_pool, secret_file
 from tests.cluster.up import Up, kvharbor, remove_segments
 
 if TYPE_CHECKING:
@@ -138,16 +139,21 @@ def test_workers_hear_only_who_proves_the_secret(fleet: Fleet) -> None:
 def test_a_decode_worker_that_goes_is_followed_by_another(
     folder: Path, number: signal.Signals, how: dict[str, Any]
 ) -> None:
-    text, tokens = prompt(1), 200
+    text, tokens = prompt(1, 116), 300
+    answer = [*text.encode(), *alone_tokens(text, tokens, **how)]
     with Fleet(folder, "prefill", "decode", "decode") as fleet:
         with fleet.stream(COMPLETIONS, body(text, tokens, **how)) as asked:
             pieces = asked.pieces()
             said = [next(pieces) for _ in range(20)]
             (row,) = fleet.tickets().rows
+            until("a page of its answer is kept", lambda: in_pool(fleet.store, answer) >= 128)
             fleet.kill(row.decode, number)
             said += pieces
         assert "".join(said) == alone(text, tokens, **how)
         assert "2 routes" in fleet.log("gateway")
+        (other,) = {"decode-1", "decode-2"} - {row.decode}
+        (took,) = re.findall(r"KV of (\d+) of \d+ tokens from the pool", fleet.log(other))
+        assert int(took) >= 128
         fleet.await_idle()
 
 
