@@ -239,7 +239,7 @@ def test_a_ticket_that_cannot_be_handed_on_keeps_no_other_from_it(route: int) ->
 async def all_kept(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
     found = await said(desk, question)
     while desk._keeping:  # noqa: SLF001 -- nobody else waits for that
-        await asyncio.gather(*desk._keeping)  # noqa: SLF001
+        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- as above
     return found
 
 
