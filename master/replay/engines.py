@@ -42,6 +42,10 @@ class FleetShape(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 10e9
     """Of each host, in either direction."""
     rtt_s: float = 0.001
+    switches: bool = False
+    """Whether workers change between prefill and decode when the master asks them to."""
+    switch_s: float = 1.0
+    """From when one has left to when it has joined again."""
     layerwise: bool = False
     """KV is pulled while it is computed: after that only what did not fit into that time."""
 

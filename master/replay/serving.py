@@ -22,11 +22,12 @@ from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.request_trace import Trace
 from kvstore.wire.messages import tickets as wire
-from kvstore.wire.messages.hello import Failure
+from kvstore.wire.messages.hello import Done, Failure
 from master.fleets import BOTH, DECODE, PREFILL
 from master.replay.engines import Engine, FleetShape, Prompt, Row
+from master.replay.passage import Request, Worker
 from master.replay.pool import ENGINE, NOTHING, Setting, VirtualPool
-from master.replay.serving_report import Served, ServingReport, Slo, Throttle
+from master.replay.serving_report import RoleSwitch, Served, ServingReport, Slo, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,50 +59,6 @@ def replay_serving(
     return _Serving(demand, shape, changed).run()
 
 
-class Request(msgspec.Struct, eq=False):
-    """One that is under way."""
-
-    number: int
-    served: Served
-    pages: tuple[int, ...]
-    keys: bytes
-    ticket: int = 0
-    prefix_pages: int = 0
-    generated: int = 0
-    computed_s: float = 0.0
-    """That its prompt took from its turn on: layers are pulled meanwhile."""
-    source: Worker | None = None
-    """Who has its KV."""
-    route: int = 0
-    token: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """KV tokens that it has."""
-        return self.served.request.tokens + self.generated
-
-    @property
-    def left(self) -> int:
-        """Tokens that are still to come."""
-        return max(1, self.served.request.new_tokens) - self.generated
-
-
-class Worker:
-    """One inference worker, and what it has of requests."""
-
-    def __init__(self, name: str, role: str, number: int, engine: Engine) -> None:
-        """Not yet joined."""
-        self.name = name
-        self.role = role
-        self.number = number
-        self.engine = engine
-        self.life = 0
-        self.rows: dict[Request, Row | None] = {}
-        """Answers that run here; None: its KV is on its way."""
-        self.sends_until_s = self.gets_until_s = 0.0
-        """When its port has carried, in either direction, what it has to."""
-
-
 class _Serving:
     """One replay."""
 
@@ -119,10 +76,12 @@ class _Serving:
         """By the number of what was asked."""
         self._under_way = len(demand.trace.requests)
         self._workers: dict[str, Worker] = {}
+        self._switches: list[RoleSwitch] = []
         for number, role in enumerate(roles):
             worker = Worker(f"{role}-{number}", role, number, Engine(shape, self._after))
             self._workers[worker.name] = worker
             self._join(worker)
+            self._beat_on(worker)
 
     def run(self) -> ServingReport:
         """Until every request has ended."""
@@ -139,7 +98,7 @@ class _Serving:
                 pool.advance(due_s)
                 heappop(self._events)[2]()
             self._hear()
-        return ServingReport(served, [], dict(pool.master.core.counters))
+        return ServingReport(served, self._switches, dict(pool.master.core.counters))
 
     def _prompt(self, number: int, served: Served) -> tuple[tuple[int, ...], bytes]:
         pages = self._demand.trace.full_pages(served.request)
@@ -280,7 +239,7 @@ class _Serving:
 
     def _claim(self, request: Request, worker: Worker) -> None:
         claim = wire.ClaimTicket(request.ticket, request.route, worker.name, worker.life)
-        claimed = self._ask(claim)
+        claimed = None if worker.is_draining else self._ask(claim)
         if not isinstance(claimed, wire.TicketClaimed):
             self._await_route(request)
             return
@@ -300,14 +259,14 @@ class _Serving:
         if pull_s:
             source.sends_until_s = worker.gets_until_s = there_s
         request.served.install_s += there_s + self._shape.rtt_s - now_s
-        call = partial(self._installed, request, worker, missing_tokens)
+        call = partial(self._installed, request, worker, claimed.token, missing_tokens)
         self._at(there_s + self._shape.rtt_s, call)
 
-    def _installed(self, request: Request, worker: Worker, missing_tokens: int) -> None:
-        if request not in worker.rows:
+    def _installed(self, request: Request, worker: Worker, token: int, missing_tokens: int) -> None:
+        if request not in worker.rows or request.token != token:
             return  # it was given to somebody else meanwhile
         if missing_tokens:
-            again = partial(self._installed, request, worker, 0)
+            again = partial(self._installed, request, worker, token, 0)
             worker.engine.compute(Prompt(missing_tokens, 0.0, again))
             return
         self._ask(wire.TicketInstalled(request.ticket, request.token))
@@ -333,15 +292,22 @@ class _Serving:
         place = f"{worker.name}:1", f"host-{worker.number}", "", ""
         wish = wire.JoinFleet(
             self._pool.namespace, worker.name, worker.role, *place,
-            shape.capacity_tokens if decodes else 0, shape.batch_max if decodes else 0,
+            shape.capacity_tokens if decodes else 0, shape.batch_max if decodes else 0, (),
+            shape.switches,
         )  # fmt: skip
         joined = self._ask(wish)
         assert isinstance(joined, wire.FleetJoined), joined
         worker.life = joined.life
-        self._beat(worker)
+
+    def _beat_on(self, worker: Worker) -> None:
+        """Now, and from now on, for as long as it is a member."""
+        if worker.life:
+            self._beat(worker)
+            if worker.is_draining and not worker.rows and not worker.engine.prompts:
+                self._leave(worker)
+        self._after(limits.FLEET_BEAT_S, partial(self._beat_on, worker))
 
     def _beat(self, worker: Worker) -> None:
-        """Now, and from now on."""
         shape, engine = self._shape, worker.engine
         running = tuple(
             wire.Running(
@@ -354,7 +320,7 @@ class _Serving:
             wire.FleetBeat(
                 self._pool.namespace, worker.name, worker.life, engine.queued_tokens,
                 shape.tokens_per_s, engine.step_s, shape.link_bytes_per_s / shape.token_bytes,
-                shape.rtt_s, running,
+                shape.rtt_s, running, worker.is_draining,
             )
         )  # fmt: skip
         assert isinstance(noted, wire.FleetNoted), noted
@@ -363,7 +329,36 @@ class _Serving:
             if row is not None:
                 engine.take_out(row)
             self._end(request, "expired")
-        self._after(limits.FLEET_BEAT_S, partial(self._beat, worker))
+        if noted.role and not worker.is_draining:
+            self._drain(worker)
+
+    def _drain(self, worker: Worker) -> None:
+        """Hand over what has been generated; prompts are computed to the end."""
+        worker.is_draining = True
+        self._beat(worker)
+        for request, row in list(worker.rows.items()):
+            del worker.rows[request]
+            if row is not None:
+                request.generated += worker.engine.take_out(row)
+                tokens = (TOKEN,) * request.generated
+                shed = wire.ShedTicket(
+                    request.ticket, request.token, request.keys, wire.TailRef(), tokens
+                )
+                assert isinstance(self._ask(shed), Done), request
+                request.source = worker
+            self._await_route(request)
+
+    def _leave(self, worker: Worker) -> None:
+        leave = wire.LeaveFleet(self._pool.namespace, worker.name, worker.life)
+        assert isinstance(self._ask(leave), Done), worker.name
+        worker.life, worker.is_draining = 0, False
+        worker.role = PREFILL if worker.role == DECODE else DECODE
+        self._after(self._shape.switch_s, partial(self._rejoin, worker))
+
+    def _rejoin(self, worker: Worker) -> None:
+        self._join(worker)
+        self._beat(worker)
+        self._switches.append(RoleSwitch(self._pool.now_s, worker.name, worker.role))
 
 
 def _failure(reply: Message) -> str:

@@ -22,7 +22,7 @@ class SetPolicy(Message, frozen=True, tag=75):
 
     kind: str
     """What it decides: eviction, admission (to drives), placement, replication, erasure,
-    prefill_routing, decode_routing or colocation."""
+    prefill_routing, decode_routing, colocation or roles (of inference workers)."""
     name: str
     parameters: dict[str, str]
 
