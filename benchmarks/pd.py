@@ -5,7 +5,7 @@ between tokens, how many answers meet both objectives, with prompts that share d
 those that do not, and what becomes of a service that is asked for more than it can do. All fleets
 have the same cores, so separation cannot add throughput here; what it changes is who waits for
 whom. The colocation policy is `always`: workers that can do both hand nothing over while they have
-room.
+room. Then the same at the size of a cluster, in virtual time (benchmarks.pd_cluster).
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from benchmarks.harness import MIB, Report, arguments
+from benchmarks import traced
+from benchmarks.harness import MIB, Report
+from benchmarks.pd_cluster import simulate
 from benchmarks.serving_load import Lengths, Objective, Served, middle, requests, send
 from benchmarks.serving_pool import Pool, Shape
+from benchmarks.sessions import chat_trace
 from kvstore.namespace import Attention, CacheGroup
 from kvstore.planner.kv_bytes import kv_format, token_bytes
 from kvstore.planner.models import MODELS
+from kvstore.request_trace import Trace, read_trace
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from pathlib import Path
 
     from benchmarks.harness import Figure
 
@@ -69,28 +74,56 @@ class Setting(NamedTuple):
 TINY: Final = Setting(
     "tiny", (CacheGroup(Attention.FULL, 4, 2, 16, 16),),
     (TOGETHER, TOGETHER_TWICE, APART, Shape("1p2d", ("prefill", "decode", "decode"))),
-    Lengths(range(32, 127), 384, 64, 32, 4), Objective(0.5, 0.05), 6.0, 3, "512MiB",
+    Lengths(range(32, 127), 384, 64, 32, 4), Objective(0.5, 0.05), 5.0, 3, "512MiB",
 )  # fmt: skip
 SMOLLM: Final = Setting(
-    "smollm", MODELS["smollm2-135m"].groups, (TOGETHER, TOGETHER_TWICE, APART),
+    "smollm", MODELS["smollm2-135m"].groups, (TOGETHER, APART),
     Lengths(range(1000, 40_000), 192, 32, 16, 4), Objective(6.0, 0.5), 45.0, 1, "3GiB",
 )  # fmt: skip
 QUICK: Final = TINY._replace(shapes=(TOGETHER, APART), seconds=2.5, rounds=1)
 
 
+class Cluster(NamedTuple):
+    """What is modelled: so many workers, and requests of the trace, or seconds of made-up chats."""
+
+    workers: int
+    requests: int
+    seconds: float
+
+
+CLUSTER: Final = Cluster(8, 3000, 900.0)
+QUICK_CLUSTER: Final = Cluster(4, 100, 60.0)
+CHATS_PER_S: Final = 1.5
+
+
 def main() -> int:
     """Measure and report."""
-    options = arguments((__doc__ or "").splitlines()[0], _options)
+    return traced.run("pd", (__doc__ or "").splitlines()[0], _options, _run)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default="tiny,smollm", help="by comma; --quick: tiny")
+
+
+def _run(options: argparse.Namespace) -> int:
     report = Report("Prefill and decode in different workers, beside workers that do both", options)
     named = {"tiny": TINY, "smollm": SMOLLM}
     settings = [QUICK] if options.quick else [named[name] for name in options.models.split(",")]
+    cluster = QUICK_CLUSTER if options.quick else CLUSTER
+    simulate(report, _trace(options.trace, cluster), cluster.workers)
     for setting in settings:
         _measure(report, setting)
     return report.finish()
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default="tiny,smollm", help="by comma; --quick: tiny")
+def _trace(file: Path | None, cluster: Cluster) -> Trace:
+    """The first requests of a file, or made-up chats."""
+    if file is None:
+        return chat_trace(SEED, cluster.seconds, CHATS_PER_S)
+    whole, found = read_trace(file), Trace()
+    for request in whole.requests[: cluster.requests]:
+        found.add(request)
+    return found
 
 
 def _measure(report: Report, setting: Setting) -> None:
