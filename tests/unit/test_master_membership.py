@@ -19,7 +19,7 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
-from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.reads import GetStatus, Remove, Status
 from master import losses
 from master.events import RaiseEpoch, Reply, Request
 from master.segments import SegmentState
@@ -143,6 +143,25 @@ def test_cleaning_is_done_in_steps() -> None:
     rig.settle()
     assert rig.master.core.tree(1).pages == 0
     rig.master.check_invariants()
+
+
+def test_pages_in_a_row_are_dropped_at_once_and_those_between_others_too(rig: Rig) -> None:
+    worker = rig.workers["w1"]
+    space = rig.open_namespace(parts=2)
+    keys = chain(0, 12)
+    space.put(keys[: 5 * 32], parts=(0, 1))
+    space.put(chain(1, 3), parts=(1, 0))
+    space.put(keys[5 * 32 :], keys[4 * 32 : 5 * 32], (0, 1))
+    rig.ask(rig.engine, Remove(space.id, keys[2 * 32 : 3 * 32] + keys[8 * 32 : 10 * 32], 5.0))
+    rig.pass_time(1.0)
+    there = space.probe(keys + chain(1, 3))
+    assert there == b"\1\1\0\1\1\1\1\1\0\0\1\1" + b"\1" * 3
+    lost = rig.master.core.counters
+    worker.leave()
+    rig.pass_time(LOST_S + 1.0)
+    assert (lost["pages_lost"], rig.master.core.tree(1).pages) == (2 * there.count(1), 0)
+    worker.join()
+    assert space.probe(keys + chain(1, 3)) == there
 
 
 def test_a_return_stops_the_cleaning() -> None:
