@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
-    from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
+    from kvstore.wire.messages.tickets import FleetBeat, FleetNoted, JoinFleet
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ class Membership:
         self._wish = wish
         self._report = report
         self._drop = drop
+        self._is_speaking = asyncio.Lock()
+        """Held while a beat or a change of life is under way: one must not see half of another."""
+        self._asked = asyncio.Event()
+        self._wanted_role = ""
+        self._is_member = True
         self.member: Member = store.carry_out(join_fleet(wish))
 
     async def beat_on(self) -> None:
@@ -56,23 +61,50 @@ class Membership:
 
     async def beat_once(self) -> None:
         """One beat now. What runs goes on in another life, but for what its first beat loses."""
-        try:
-            fenced = await self._told()
-        except Fenced:
-            LOG.warning("the master does not know this life: joining again")
-            join = join_fleet(self._wish)
-            self.member = await asyncio.to_thread(self._store.carry_out, join)
-            fenced = await self._told()
-        self._drop(fenced)
+        async with self._is_speaking:
+            try:
+                if not self._is_member:
+                    await self._join()
+                noted = await self._told()
+            except Fenced:
+                LOG.warning("the master does not know this life: joining again")
+                await self._join()
+                noted = await self._told()
+        self._drop(noted.fenced)
+        if noted.role:
+            self._wanted_role = noted.role
+            self._asked.set()
 
-    async def _told(self) -> tuple[int, ...]:
-        """Of what runs here, what is somebody else's."""
+    async def asked(self) -> str:
+        """The role that the master asks for, once it does."""
+        await self._asked.wait()
+        self._asked.clear()
+        return self._wanted_role
+
+    async def change(self, wish: JoinFleet) -> None:
+        """Leave, and join as that; where the master is away, with the next beat that it hears."""
+        async with self._is_speaking:
+            self._wish, self._is_member = wish, False
+            await self._leave()
+        await self.beat_if_heard()
+
+    async def leave(self) -> None:
+        """Say that this life has ended; the master finds out by itself where it does not hear."""
+        async with self._is_speaking:
+            await self._leave()
+
+    async def _join(self) -> None:
+        join = join_fleet(self._wish)
+        self.member = await asyncio.to_thread(self._store.carry_out, join)
+        self._is_member = True
+
+    async def _told(self) -> FleetNoted:
+        """What the master says to the present state."""
         plan = beat(self._report(self.member))
         return await asyncio.to_thread(self._store.carry_out, plan)
 
-    def leave(self) -> None:
-        """Say that this life has ended; the master finds out by itself where it does not hear."""
+    async def _leave(self) -> None:
         try:
-            self._store.carry_out(leave_fleet(self.member))
+            await asyncio.to_thread(self._store.carry_out, leave_fleet(self.member))
         except KVStoreError as error:
             LOG.warning("leave: %s", error)

@@ -130,6 +130,12 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
     as_json: AsJson = False,
 ) -> None:
+    switch_roles: Annotated[
+        bool,
+        typer.Option(
+            "--switch-roles", help="With --pd: workers change between prefill and decode by need."
+        ),
+    ] = False,
     """Run a standalone pool, master and worker, until a signal stops it.
 
     A pool that was killed finds its pages again at the next start from the same data folder.
@@ -138,7 +144,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     where = _places(data_dir)
     standalone.require_alone(config)
     cluster = cluster_section(config, secret_file)
-    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file)
+    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file, switch_roles=switch_roles)
     disks = given_disks(config, nvme or (), where)
     devices = ",".join(hbm or ()) or None
     wiring = standalone.Wiring(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from kvstore.client.steps import drive
 from kvstore.errors import Fenced, Unavailable
 from kvstore.wire.messages.hello import Done
@@ -78,7 +80,41 @@ def test_a_master_that_is_away_stops_nothing() -> None:
     assert case.dropped == []
     case.store.asked.clear()
     case.store.will(Unavailable("away"))
-    case.membership.leave()
+    asyncio.run(case.membership.leave())
     assert case.store.asked == [LeaveFleet(WISH.namespace, "d1", 1)]
     case.store.will(Done())
-    case.membership.leave()
+    asyncio.run(case.membership.leave())
+
+
+def test_the_role_that_is_asked_for_is_told() -> None:
+    case = Case()
+    case.store.will(FleetNoted((), "prefill"), FleetNoted(()))
+
+    async def beats() -> str:
+        asked = asyncio.ensure_future(case.membership.asked())
+        for _ in range(2):
+            await case.membership.beat_if_heard()
+        return await asked
+
+    assert asyncio.run(beats()) == "prefill"
+
+
+def test_who_changes_leaves_and_joins_as_another() -> None:
+    case = Case()
+    other = msgspec.structs.replace(WISH, role="prefill")
+    case.store.will(Done(), FleetJoined(2, 0.5, 3.0), FleetNoted(()))
+    asyncio.run(case.membership.change(other))
+    leave = LeaveFleet(WISH.namespace, "d1", 1)
+    assert case.store.asked == [leave, other, report(case.membership.member)]
+    assert case.membership.member.life == 2
+
+
+def test_who_cannot_join_again_does_so_with_a_later_beat() -> None:
+    case = Case()
+    other = msgspec.structs.replace(WISH, role="prefill")
+    case.store.will(Unavailable("away"), Unavailable("away"))
+    asyncio.run(case.membership.change(other))
+    case.store.asked.clear()
+    case.store.will(FleetJoined(1, 0.5, 3.0), FleetNoted(()))
+    case.beat()
+    assert case.store.asked == [other, report(case.membership.member)]
