@@ -49,7 +49,12 @@ class InferenceWorkers:
         self._secret = secret
         self._salts: dict[str, str] = {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-        self._session = aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_BYTES_MAX)
+        # The master says how many answers run. Behind a bound of ours they would wait, with their
+        # places taken.
+        everyone = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=everyone, read_bufsize=LINE_BYTES_MAX
+        )
 
     async def close(self) -> None:
         """Hang up."""
