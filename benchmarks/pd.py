@@ -10,6 +10,7 @@ room. Then the same at the size of a cluster, in virtual time (benchmarks.pd_clu
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -49,6 +50,8 @@ ADMITTED: Final = 24
 OCCUPANCY: Final = 0.8
 """Of its room for KV, that is: as the pool's configuration has it."""
 SEED: Final = 20
+PARTS: Final = ("cluster", "tiny", "smollm")
+"""Two of them with real processes of that model; --quick has no smollm."""
 WORKLOADS: Final = {"own documents": False, "shared documents": True}
 
 
@@ -102,17 +105,19 @@ def main() -> int:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default="tiny,smollm", help="by comma; --quick: tiny")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what is measured, by comma")
 
 
 def _run(options: argparse.Namespace) -> int:
     report = Report("Prefill and decode in different workers, beside workers that do both", options)
-    named = {"tiny": TINY, "smollm": SMOLLM}
-    settings = [QUICK] if options.quick else [named[name] for name in options.models.split(",")]
+    settings = {"tiny": QUICK} if options.quick else {"tiny": TINY, "smollm": SMOLLM}
     cluster = QUICK_CLUSTER if options.quick else CLUSTER
-    simulate(report, _trace(options.trace, cluster), cluster.workers)
-    for setting in settings:
-        _measure(report, setting)
+    report.parameters(load_of_machine=round(os.getloadavg()[1], 1))
+    for part in options.parts.split(","):
+        if part == "cluster":
+            simulate(report, _trace(options.trace, cluster), cluster.workers)
+        elif part in settings:
+            _measure(report, settings[part])
     return report.finish()
 
 
