@@ -42,7 +42,6 @@ from workers.serve_messages import About
 from workers.serve_prefill import PrefillDesk
 from workers.serve_proof import Doorkeeper
 from workers.serve_roles import DECODE, PREFILL, Roles, in_role
-from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
     import argparse
@@ -167,11 +166,7 @@ async def serve(options: argparse.Namespace) -> None:
         prompts = undo.enter_context(ThreadPoolExecutor(1))
         door = Doorkeeper(secret)
         vocabulary = language.model.get_input_embeddings().num_embeddings
-        spans = spans_of(os.environ, options.name)
-        undo.push_async_callback(asyncio.to_thread, spans.close)
-        desk = Desk(
-            worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary, spans
-        )
+        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary)
         runner = web.AppRunner(
             desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
             access_log=None,
@@ -230,7 +225,6 @@ def run(arguments: Sequence[str]) -> None:
     for field in ("capacity_tokens", "rows"):
         if getattr(options, field) < 1:
             raise BadValue(field, getattr(options, field), "at least 1")
-    name_requests(logging.getLogger().handlers)
     asyncio.run(serve(options))
 
 

@@ -128,14 +128,14 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     pd: Shape = None,
     model: Annotated[str, typer.Option(help="With --pd: smollm or tiny.")] = serving.MODELS[0],
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
-    as_json: AsJson = False,
-) -> None:
     switch_roles: Annotated[
         bool,
         typer.Option(
             "--switch-roles", help="With --pd: workers change between prefill and decode by need."
         ),
     ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Run a standalone pool, master and worker, until a signal stops it.
 
     A pool that was killed finds its pages again at the next start from the same data folder.
