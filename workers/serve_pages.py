@@ -63,6 +63,6 @@ class AnswerPages:
         try:
             self._pages = await asyncio.to_thread(self._kv.keep, tokens, taken.cache)
         except KVStoreError as error:
-            LOG.warning("%s: pages of its answer are not kept: %s", self._id, error)
+            LOG.warning("pages of an answer are not kept: %s", error)
             self._is_given_up = True
         self._is_given_up |= self._pages < len(tokens) // self._page_tokens

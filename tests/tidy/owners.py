@@ -65,6 +65,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
+    "opentelemetry": ("workers/sent_spans.py",),
     "prometheus_client": ("master/metrics.py", "workers/metrics.py", "workers/gateway_metrics.py"),
     "pyeclib": ("kvstore/erasure.py",),
     "rich": CONSOLE,

@@ -264,5 +264,5 @@ def test_an_answer_that_the_pool_does_not_keep_is_an_answer(
     case = Case()
     case.kv.trouble = Unavailable("no pool")
     case.run(lambda desk: all_kept(desk, ask(0, tokens=60)))
-    said_twice = caplog.text.count("pages of its answer are not kept: no pool")
+    said_twice = caplog.text.count("pages of an answer are not kept: no pool")
     assert said_twice == 2, "once while it grew, which was not tried again, and once at its end"
