@@ -113,9 +113,10 @@ class Worker:
         await self.membership.leave()
 
     def close(self) -> None:
-        """End the batch's thread, while the loop is there that its tokens go to."""
+        """End its threads; that of the batch while the loop is there that its tokens go to."""
         if self.batch is not None:
             self.batch.close()
+        self.membership.close()
 
     def _member(self) -> Member:
         return self.membership.member

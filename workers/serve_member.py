@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.client.tickets import beat, join_fleet, leave_fleet
 from kvstore.errors import CallerError, Fenced, KVStoreError
@@ -15,9 +16,12 @@ from kvstore.errors import CallerError, Fenced, KVStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
     from kvstore.wire.messages.tickets import FleetBeat, FleetNoted, JoinFleet
+
+T = TypeVar("T")
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ class Membership:
         self._wish = wish
         self._report = report
         self._drop = drop
+        # Of its own: pulls and puts may hold up all other threads for longer than a master waits.
+        self._thread = ThreadPoolExecutor(1, "beats")
         self._is_speaking = asyncio.Lock()
         """Held while a beat or a change of life is under way: one must not see half of another."""
         self._asked = asyncio.Event()
@@ -93,18 +99,26 @@ class Membership:
         async with self._is_speaking:
             await self._leave()
 
+    def close(self) -> None:
+        """Nothing is said any more."""
+        self._thread.shutdown()
+
     async def _join(self) -> None:
         join = join_fleet(self._wish)
-        self.member = await asyncio.to_thread(self._store.carry_out, join)
+        self.member = await self._carry_out(join)
         self._is_member = True
 
     async def _told(self) -> FleetNoted:
         """What the master says to the present state."""
         plan = beat(self._report(self.member))
-        return await asyncio.to_thread(self._store.carry_out, plan)
+        return await self._carry_out(plan)
 
     async def _leave(self) -> None:
         try:
-            await asyncio.to_thread(self._store.carry_out, leave_fleet(self.member))
+            await self._carry_out(leave_fleet(self.member))
         except KVStoreError as error:
             LOG.warning("leave: %s", error)
+
+    async def _carry_out(self, plan: Steps[T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._store.carry_out, plan)
