@@ -126,7 +126,9 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
         bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")
     ] = False,
     pd: Shape = None,
-    model: Annotated[str, typer.Option(help="With --pd: smollm or tiny.")] = serving.MODELS[0],
+    model: Annotated[
+        str, typer.Option(help=f"With --pd: one of {', '.join(serving.MODELS)}.")
+    ] = serving.MODELS[0],
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
     switch_roles: Annotated[
         bool,
@@ -213,6 +215,15 @@ def wipe(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
 def demo(context: typer.Context) -> None:
     """Run a pool, a prefill and a decode process on a real model; --help shows its options."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.demo", *context.args])
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def drill(context: typer.Context) -> None:
+    """Break a deployment on purpose and check what clients get; --list shows the drills."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.drills", *context.args])
 
 
 @debugging.command()

@@ -24,7 +24,7 @@ GATEWAY: Final = "gateway"
 GATEWAY_MODULE: Final = "workers.gateway"
 WORKER_MODULE: Final = "workers.serve"
 SHAPE: Final = re.compile(r"([1-9]\d?)p([1-9]\d?)d", re.ASCII)
-MODELS: Final = ("smollm", "tiny")
+MODELS: Final = ("smollm", "tiny", "tiny-2")
 
 
 class Serving(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ MODEL_PROGRAMS: Final = (
     "workers/prefill*",
     "workers/decode*",
     "workers/demo*",
+    "workers/drills/truth.py",
     "workers/smollm*",
     "workers/generation*",
     "workers/tiny_llama*",
