@@ -24,6 +24,7 @@ from benchmarks.pd_cluster import simulate
 from benchmarks.serving_load import Lengths, Objective, Served, middle, requests, send
 from benchmarks.serving_pool import Pool, Shape
 from benchmarks.sessions import chat_trace
+from kvstore.errors import BadValue
 from kvstore.namespace import Attention, CacheGroup
 from kvstore.planner.kv_bytes import kv_format, token_bytes
 from kvstore.planner.models import MODELS
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from benchmarks.harness import Figure
 
 TOGETHER: Final = Shape("both", ("both",), threads=2)
-TOGETHER_TWICE: Final = Shape("2x-both", ("both", "both"))
 APART: Final = Shape("1p1d", ("prefill", "decode"))
 LOAD: Final = 0.7
 """Of what the slowest fleet can do: what all are compared at."""
@@ -76,7 +76,7 @@ class Setting(NamedTuple):
 
 TINY: Final = Setting(
     "tiny", (CacheGroup(Attention.FULL, 4, 2, 16, 16),),
-    (TOGETHER, TOGETHER_TWICE, APART, Shape("1p2d", ("prefill", "decode", "decode"))),
+    (TOGETHER, APART, Shape("1p2d", ("prefill", "decode", "decode"))),
     Lengths(range(32, 127), 384, 64, 32, 4), Objective(0.5, 0.05), 5.0, 3, "512MiB",
 )  # fmt: skip
 SMOLLM: Final = Setting(
@@ -109,15 +109,18 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    parts = options.parts.split(",")
+    for part in parts:
+        if part not in PARTS:
+            raise BadValue("--parts", part, f"some of {', '.join(PARTS)}")
     report = Report("Prefill and decode in different workers, beside workers that do both", options)
-    settings = {"tiny": QUICK} if options.quick else {"tiny": TINY, "smollm": SMOLLM}
-    cluster = QUICK_CLUSTER if options.quick else CLUSTER
     report.parameters(load_of_machine=round(os.getloadavg()[1], 1))
-    for part in options.parts.split(","):
-        if part == "cluster":
-            simulate(report, _trace(options.trace, cluster), cluster.workers)
-        elif part in settings:
-            _measure(report, settings[part])
+    if "cluster" in parts:
+        cluster = QUICK_CLUSTER if options.quick else CLUSTER
+        simulate(report, _trace(options.trace, cluster), cluster.workers)
+    for setting in (QUICK,) if options.quick else (TINY, SMOLLM):
+        if setting.model in parts:
+            _measure(report, setting)
     return report.finish()
 
 
@@ -265,10 +268,8 @@ class Lab:
         return row
 
     def _ratios(self, found: dict[tuple[str, str], list[Served]]) -> None:
-        """Of fleets with the same number of workers where there are, round by round."""
-        own, shared = WORKLOADS
-        shapes = {shape.name for shape in self._setting.shapes}
-        base = next(s.name for s in (TOGETHER_TWICE, TOGETHER) if s.name in shapes)
+        """Round by round."""
+        (own, shared), base = WORKLOADS, TOGETHER.name
         name = self._setting.model
         for what, of in (("first_p50", _first), ("token_p50", _token), ("pause_p99", _pause)):
             apart, together = found[own, APART.name], found[own, base]
