@@ -99,9 +99,11 @@ def clean(core: Core, segment: Segment, registration: int) -> Iterator[None]:
 
 
 def _clean_chunk(core: Core, segment: Segment, chunk: Chunk) -> Iterator[None]:
-    """A job. What it holds, and how long that lives, may be back, unless its medium has failed."""
+    """A job. What it holds, and how long that lives, may be back, unless its medium has failed or
+    the segment was given up.
+    """
     yield
-    if segment.medium is not Medium.FAILED:
+    if segment.medium is not Medium.FAILED and core.segments.get(segment.id) is segment:
         yield from keep_chunk(core, segment, chunk)
     slot = 0
     while (slot := _clean_slots(core, segment, chunk, slot)) >= 0:

@@ -29,6 +29,7 @@ from kvstore.cli import (
     tickets,
     tier,
     trace,
+    workers,
 )
 from kvstore.cli.debug import dump_master
 from kvstore.cli.disks import Disks, given_disks
@@ -86,6 +87,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(tickets.app, name="tickets")
+app.add_typer(workers.app, name="workers")
 for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
 for shown in (relocation.drain, relocation.copy, relocation.move, relocation.rebalance):

@@ -8,7 +8,6 @@ import pytest
 from kvstore import limits
 from kvstore.coordination.metadata_store import EPOCH_MAX
 from kvstore.ids import Epoch
-from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.segment import Geometry, check_geometry
 from kvstore.wire.messages.common import Address
@@ -23,7 +22,6 @@ from kvstore.wire.messages.reads import GetStatus, Remove, Status
 from master import losses
 from master.events import RaiseEpoch, Reply, Request
 from master.segments import SegmentState
-from master.tunables import Tunables
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 
 KEYS = chain(1, 8)
@@ -235,43 +233,6 @@ def test_another_file_under_an_old_name_starts_empty(rig: Rig, space: OpenedName
     }
     worker.join()
     assert space.probe(KEYS) == bytes(8), "what was given up may only come back empty"
-
-
-def test_a_segment_away_for_too_long_is_forgotten() -> None:
-    rig = Rig(Tunables(segment_forget_s=60.0))
-    worker = rig.add_worker()
-    space = rig.open_namespace()
-    space.put(KEYS)
-    worker.leave()
-    space.remove(KEYS[:32])
-    rig.pass_time(65.0)
-    assert not rig.master.core.workers
-    assert not rig.master.core.segments
-    worker.join()
-    assert space.probe(KEYS) == bytes(8)
-    rig.pass_time(1.0)
-    assert not worker.records
-    space.put(KEYS)
-    worker.leave()
-    worker.join()
-    assert space.probe(KEYS) == b"\1" * 8
-
-
-def test_a_forgotten_segment_is_forgotten_by_the_next_master_too() -> None:
-    rig = Rig(Tunables(segment_forget_s=60.0))
-    worker = rig.add_worker()
-    space = rig.open_namespace()
-    space.put(KEYS)
-    worker.leave()
-    rig.pass_time(65.0)
-    rig.takeover(2)
-    again = rig.open_namespace()
-    worker.join()
-    assert again.probe(KEYS) == bytes(8)
-    rig.pass_time(inherited_release_s(1.0))
-    assert not worker.records
-    again.put(KEYS)
-    assert again.probe(KEYS) == b"\1" * 8
 
 
 @pytest.mark.parametrize(

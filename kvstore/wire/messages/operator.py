@@ -50,6 +50,16 @@ class PoliciesInForce(Message, frozen=True, tag=76):
     policies: tuple[PolicyRow, ...]
 
 
+class ForgetWorker(Message, frozen=True, tag=148):
+    """Operator to master: this worker, which is lost or has left, will not come back -> Done.
+
+    What it held is given up at once: its segments, if they come back after all, come back empty.
+    A worker that nobody knows is refused, so also one that was forgotten already.
+    """
+
+    worker: str
+
+
 class ShrinkSegment(Message, frozen=True, tag=77):
     """Operator to master: give memory of a segment on a device back -> SegmentShrinks.
 
