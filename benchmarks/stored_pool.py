@@ -2,12 +2,13 @@
 
 No process and no network: values of chunks are made as a master writes them, a core restores them
 and meets workers that list the same digests. Times are the processor's. `stored_pool` and
-`take_over` are for benchmarks of whole takeovers, too; run as a program this prints what the core's
-part takes.
+`take_over` are for benchmarks of whole takeovers, too, `stored_pool` and `Heir` for those of what a
+core does with many pages; run as a program this prints what the core's part takes.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -36,6 +37,8 @@ from master.state import MasterState
 from master.tunables import Tunables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvstore.namespace import Content, Layout
     from kvstore.segment import Geometry
     from kvstore.wire.messages.base import Message
@@ -54,12 +57,12 @@ PAGE_TARGET_US: Final = 3.0
 
 @dataclass(frozen=True)
 class StoredPool:
-    """What the store holds, and what the one worker of it lists."""
+    """What the store holds, and what its workers list."""
 
     entries: list[tuple[str, bytes]]
     geometry: Geometry
-    digests: dict[str, tuple[ChunkDigest, ...]]
-    """By segment."""
+    digests: dict[str, dict[str, tuple[ChunkDigest, ...]]]
+    """By worker and segment."""
 
 
 @dataclass
@@ -75,30 +78,40 @@ class Takeover:
     stored_bytes: int = 0
 
 
-def stored_pool(pages: int) -> StoredPool:
-    """A pool of chains of RUN_PAGES, about so many in all."""
+def stored_pool(pages: int, workers: tuple[str, ...] = (WORKER,)) -> StoredPool:
+    """A pool of chains of RUN_PAGES, about so many pages in all, on each of these workers."""
     content, layout = layout_of(PART_BYTES)
     slots = limits.CHUNK_BYTES // PART_BYTES
     chunks = -(-pages // SEGMENTS // slots)
-    geometry = check_geometry(chunks * limits.CHUNK_BYTES)
+    geometry = check_geometry((chunks + -(-chunks // 4)) * limits.CHUNK_BYTES)  # nothing is evicted
     core = MasterState(Tunables(), Epoch(1))
     entries = _opened(core, content, layout)
-    names = [f"{WORKER}-{number}" for number in range(SEGMENTS)]
-    entries.append(
-        (f"workers/{WORKER}", b"".join(bytes((len(name),)) + name.encode() for name in names))
-    )
-    digests: dict[str, tuple[ChunkDigest, ...]] = {}
-    counter = 0
-    for name in names:
-        listed = []
-        for start in range(0, geometry.payload_bytes, limits.CHUNK_BYTES):
-            counter += slots
-            value = _value(slots, counter)
-            digest = value.digest()
-            entries.append((key_of(name, start), encode_chunk(value, digest)))
-            listed.append(ChunkDigest(start, PART_BYTES, digest))
-        digests[name] = tuple(listed)
+    digests: dict[str, dict[str, tuple[ChunkDigest, ...]]] = {}
+    pieces = [
+        (os.urandom(slots * KEY_BYTES), os.urandom(slots * 8)) for _ in range(SEGMENTS * chunks)
+    ]
+    for number, worker in enumerate(workers):
+        names = [f"{worker}-{each}" for each in range(SEGMENTS)]
+        entries.append(
+            (f"workers/{worker}", b"".join(bytes((len(name),)) + name.encode() for name in names))
+        )
+        digests[worker] = {}
+        for at, name in enumerate(names):
+            first = number * len(pieces) + at * chunks
+            mine = pieces[at * chunks : (at + 1) * chunks]
+            values = [_value(slots, first + each, *piece) for each, piece in enumerate(mine)]
+            digests[worker][name] = tuple(_stored(entries, name, values))
     return StoredPool(entries, geometry, digests)
+
+
+def _stored(
+    entries: list[tuple[str, bytes]], name: str, values: list[ChunkValue]
+) -> Iterator[ChunkDigest]:
+    """Add a segment's chunks to the entries; what its worker lists."""
+    for number, value in enumerate(values):
+        start, digest = number * limits.CHUNK_BYTES, value.digest()
+        entries.append((key_of(name, start), encode_chunk(value, digest)))
+        yield ChunkDigest(start, PART_BYTES, digest)
 
 
 def _opened(core: MasterState, content: Content, layout: Layout) -> list[tuple[str, bytes]]:
@@ -108,69 +121,82 @@ def _opened(core: MasterState, content: Content, layout: Layout) -> list[tuple[s
     return [entry for each in actions if isinstance(each, Persist) for entry in each.puts]
 
 
-def _value(slots: int, counter: int) -> ChunkValue:
+def _value(slots: int, chunk: int, keys: bytes, checksums: bytes) -> ChunkValue:
     asked = Asked(Life(limits.PAGE_TTL_S, 0.0, limits.PAGE_TTL_S))
     rows = [
         ChainRow(
             slot, min(RUN_PAGES, slots - slot), 0, 1, PART_BYTES,
-            generation_of(Epoch(1), counter + slot), ROOT_PARENT, asked,
+            generation_of(Epoch(1), (chunk + 1) * slots + slot), ROOT_PARENT, asked,
         )
         for slot in range(0, slots, RUN_PAGES)
     ]  # fmt: skip
-    return ChunkValue(PART_BYTES, rows, os.urandom(slots * KEY_BYTES), os.urandom(slots * 8))
+    return ChunkValue(PART_BYTES, rows, keys, checksums)
 
 
-class _Heir:
-    """A new master's core, and the longest that it took for an event."""
+class Heir:
+    """A new master's core, and what its events take."""
 
-    def __init__(self, pool: StoredPool, took: Takeover) -> None:
+    def __init__(self, pool: StoredPool, tunables: Tunables) -> None:
         """Restore what is stored."""
-        self._took = took
+        self.now = 1.0
+        self.spent_s = self.longest_event_s = 0.0
+        """Since the last `begin`."""
         self._requests = 0
-        began_s = time.process_time()
-        self._core = MasterState(Tunables(), Epoch(2), pool.entries)
-        took.restore_s = time.process_time() - began_s
-        took.stored_bytes = sum(len(value) for _, value in pool.entries)
-        self.feed(SessionOpened(SESSION, "worker", "", WORKER, b"w"))
+        self.master = MasterState(tunables, Epoch(2), pool.entries)
 
     @property
     def pages(self) -> int:
         """In the directory."""
-        return sum(known.tree.pages for known in self._core.core.namespaces)
+        return sum(known.tree.pages for known in self.master.core.namespaces)
+
+    def begin(self) -> None:
+        """Count anew."""
+        self.spent_s = self.longest_event_s = 0.0
 
     def feed(self, event: Event) -> list[Message]:
         """Handle an event, and those that follow at once; the replies."""
         began_s = time.process_time()
-        actions = self._core.handle(event, 1.0)
+        actions = self.master.handle(event, self.now)
         spent_s = time.process_time() - began_s
-        self._took.compare_s += spent_s
-        self._took.longest_event_s = max(self._took.longest_event_s, spent_s)
+        self.spent_s += spent_s
+        self.longest_event_s = max(self.longest_event_s, spent_s)
         replies = [action.message for action in actions if isinstance(action, Reply)]
         for action in actions:
             if isinstance(action, Persist):
                 replies += self.feed(Persisted(action.write))
         return replies
 
-    def ask(self, message: Message) -> Message:
-        """Send a request and let time pass until it is answered."""
+    def ask(self, message: Message, session: SessionId = SESSION) -> Message:
+        """Send a request and let ticks come until it is answered."""
         self._requests += 1
-        replies = self.feed(Request(SESSION, self._requests, message))
+        replies = self.feed(Request(session, self._requests, message))
         while not replies:
             replies = self.feed(Tick())
         assert not isinstance(replies[0], Failure), replies[0]
         return replies[0]
 
+    def meet(self, pool: StoredPool, worker: str, session: SessionId = SESSION) -> None:
+        """Let a worker come, on a host of its own, that lists what is stored of it."""
+        self.feed(SessionOpened(session, "worker", "", worker, worker.encode()))
+        segments = pool.digests[worker]
+        offers = tuple(SegmentOffer(name, 1, "dram", pool.geometry) for name in segments)
+        self.ask(RegisterWorker(worker, f"host-{worker}", (), offers), session)
+        for name, digests in segments.items():
+            answer = self.ask(OfferInventory(name, 1, digests), session)
+            assert answer == InventoryWanted(()), answer
+            self.ask(InventoryEnd(name, 1), session)
+
 
 def take_over(pool: StoredPool) -> Takeover:
     """Let a new core take the pool over, as far as that is the core's work."""
     took = Takeover()
-    heir = _Heir(pool, took)
-    offers = tuple(SegmentOffer(name, 1, "dram", pool.geometry) for name in pool.digests)
-    heir.ask(RegisterWorker(WORKER, "host", (), offers))
-    for name, digests in pool.digests.items():
-        answer = heir.ask(OfferInventory(name, 1, digests))
-        assert answer == InventoryWanted(()), answer
-        heir.ask(InventoryEnd(name, 1))
+    began_s = time.process_time()
+    heir = Heir(pool, Tunables())
+    took.restore_s = time.process_time() - began_s
+    took.stored_bytes = sum(len(value) for _, value in pool.entries)
+    for worker in pool.digests:
+        heir.meet(pool, worker)
+    took.compare_s, took.longest_event_s = heir.spent_s, heir.longest_event_s
     took.pages = heir.pages
     return took
 
@@ -180,6 +206,7 @@ def main() -> int:
     options = arguments(__doc__ or "", lambda _: None)
     report = Report("What a takeover costs the core of a new master", options)
     report.parameters(run_pages=RUN_PAGES, part_kib=PART_BYTES // KIB, segments=SEGMENTS)
+    gc.freeze()  # as a master does
     taken = [take_over(stored_pool(pages)) for pages in SIZES]
     report.table(
         "Takeovers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -38,6 +39,8 @@ def _run(arguments: Sequence[str]) -> None:
     if config.metadata != ETCD and mention is not None:
         # Else a forgotten line would have it lead by itself, beside those that share etcd.
         raise ConfigError(f"{mention}: not for master.metadata = {config.metadata!r}, want 'etcd'")
+    # What is loaded by now stays: else each full collection stops the loop for 20 ms (I27).
+    gc.freeze()
     uvloop.run(serve(config, cluster, etcd))
 
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from master.segments import Segment
 
 ROWS_PER_STEP: Final = 128
-COST_PER_STEP: Final = 512
+COST_PER_STEP: Final = 256
+"""Of pages and chains that are taken in from a value: 0.7 ms."""
 CHAIN_COST: Final = 8
 """What a chain costs beside its pages, in pages."""
 

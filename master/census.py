@@ -30,7 +30,8 @@ RETRY_S: Final = 0.25
 PARTS_PER_STEP: Final = 16
 """Of runs, each of which costs 10 us, or 100 us where it lacks replicas."""
 COUNT_EVERY_S: Final = 600.0
-"""For metrics: a scan takes a core 2 s a million pages in chains of 64, 16 s of single ones."""
+"""For metrics: a scan takes a core 1 to 2 s a million pages in chains of 64 (benchmarks/scans.py),
+16 s of single ones."""
 
 
 class Count(msgspec.Struct, eq=False):

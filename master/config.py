@@ -111,6 +111,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     colocation: str = "break_even"
     """Whether one worker does both: break_even, never or always."""
     colocation_parameters: Numbers = Numbers({})
+    roles: str = "enforce"
+    """Whether workers that offer it change between prefill and decode: off, observe or enforce."""
+    roles_parameters: Numbers = Numbers({})
     hints: str = GIVEN
     """given: what callers say of a chain's future; learned: also what the master sees itself."""
 
@@ -161,6 +164,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
         registry.prefill_routing(self.prefill_routing, self.prefill_routing_parameters)
         registry.decode_routing(self.decode_routing, self.decode_routing_parameters)
         registry.colocation(self.colocation, self.colocation_parameters)
+        registry.roles(self.roles, self.roles_parameters)
         if not 0 < self.decode_occupancy_max <= 1:
             most = "more than 0, at most 1"
             raise BadValue("decode_occupancy_max", self.decode_occupancy_max, most)
@@ -219,4 +223,6 @@ class MasterConfig(msgspec.Struct, frozen=True):
             decode_routing_parameters=self.decode_routing_parameters,
             colocation=self.colocation,
             colocation_parameters=self.colocation_parameters,
+            roles=self.roles,
+            roles_parameters=self.roles_parameters,
         )

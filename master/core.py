@@ -159,9 +159,10 @@ class Core:
         self.prefill_routing = as_configured(registry.prefill_routing, tunables)
         self.decode_routing = as_configured(registry.decode_routing, tunables)
         self.colocation = as_configured(registry.colocation, tunables)
+        self.roles = as_configured(registry.roles, tunables)
         kinds: tuple[InForce[Any], ...] = (
             self.eviction, self.admission, self.placement, self.replica_policy, self.erasure,
-            self.prefill_routing, self.decode_routing, self.colocation,
+            self.prefill_routing, self.decode_routing, self.colocation, self.roles,
         )  # fmt: skip
         self.policies = {each.kind.name: each for each in kinds}
         self.predictor = Predictor() if tunables.hints == LEARNED else None

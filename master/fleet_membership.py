@@ -14,6 +14,7 @@ from kvstore.errors import BadValue
 from kvstore.require import require_text
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import FleetJoined, FleetNoted
+from master import roles
 from master.fleets import PREFILL, ROLES, FleetWorker
 from master.ticket_changes import change
 from master.tickets import CLAIMS, ROUTES, TICKET_TRANSITIONS, TicketEvent, TicketState
@@ -63,6 +64,7 @@ def join_fleet(core: Core, caller: Caller, message: JoinFleet) -> None:
         worker.life, worker.owner = core.tickets.new_number(), owner
     worker.wish = message
     fleets.heard(worker, core.now)
+    roles.joined(core, worker)
     core.tickets.look_at(fleet)
     times = limits.FLEET_BEAT_S, limits.FLEET_LOST_AFTER_S
     core.reply(caller, FleetJoined(worker.life, *times))
@@ -112,7 +114,8 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
     _end_missing(core, worker, named)
     if (worker.decodes, worker.free_tokens) != room:
         core.tickets.look_at(worker.fleet)
-    core.reply(caller, FleetNoted(tuple(fenced)))
+    roles.look(core, worker.fleet)
+    core.reply(caller, FleetNoted(tuple(fenced), worker.wanted_role))
 
 
 def _runs(ticket: Ticket, worker: FleetWorker, each: Running) -> bool:

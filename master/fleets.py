@@ -55,9 +55,15 @@ class FleetWorker(msgspec.Struct, eq=False):
     bucket: int = NOWHERE
 
     @property
+    def wanted_role(self) -> str:
+        """That it was asked to change to; empty: none."""
+        turn = self.fleet.roles.turn
+        return turn.role if turn is not None and turn.worker is self else ""
+
+    @property
     def is_open(self) -> bool:
         """Whether it takes anything new."""
-        return self.beat is not None and not self.beat.is_draining
+        return self.beat is not None and not self.beat.is_draining and not self.wanted_role
 
     @property
     def prefills(self) -> bool:
@@ -83,7 +89,32 @@ class FleetWorker(msgspec.Struct, eq=False):
         """What to call it."""
         if self.beat is None:
             return "joining" if self.owner else "expected"
+        if self.wanted_role:
+            return "changing"
         return "draining" if self.beat.is_draining else "live"
+
+
+class Turn(msgspec.Struct, frozen=True, eq=False):
+    """A worker was asked to change its role. It may have left since, and not come back yet."""
+
+    worker: FleetWorker
+    role: str
+    asked_s: float
+
+
+class Roles(msgspec.Struct, eq=False):
+    """What is known of the roles of a fleet. Changed by master.roles alone."""
+
+    look_at_s: float = 0.0
+    busy: float = 0.0
+    """Share of those who compute prompts that had one, lately."""
+    want: str | None = None
+    """What the policy wants."""
+    want_s: float = 0.0
+    """Since when."""
+    turn: Turn | None = None
+    changed_s: float = 0.0
+    """When a worker was asked last, or had changed."""
 
 
 class Fleet(msgspec.Struct, eq=False):
@@ -96,6 +127,9 @@ class Fleet(msgspec.Struct, eq=False):
     tickets: int = 0
     waiting: dict[int, None] = {}
     """Staged tickets by id, in the order in which they came to wait."""
+    waiting_tokens: int = 0
+    """Credit of those."""
+    roles: Roles = msgspec.field(default_factory=Roles)
 
     def decoders(self, adapter: str = "") -> list[FleetWorker]:
         """Those that take requests, of this adapter if one is named."""

@@ -68,20 +68,26 @@ def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
     ticket = require_ticket(core, caller, message.ticket)
     _require_prefill(core, ticket, message)
     keys, tail = check_pages(core, ticket.tenant, message)
-    if not ticket.wish.keys.startswith(keys):
-        raise BadValue("keys", len(keys) // KEY_BYTES, "the prompt's first pages, in order")
-    if not message.tokens:
-        raise BadValue("tokens", 0, "at least the first one")
     same = (ticket.keys, ticket.tail, ticket.tokens) == (keys, tail, message.tokens)
     is_repeated = same and ticket.state in {TicketState.STAGED, *MOVING}
     if not is_repeated:
-        require(ticket, TicketEvent.STAGED)
-        values: dict[str, object] = {"keys": keys, "tail": tail, "tokens": message.tokens}
-        values["ready_s"] = core.now
-        if ticket.alone:  # it has thought better of running all of it
-            values |= {"slot": None, "alone": "", "staged_bytes": ticket.staging()}
-        change(core, ticket, TicketEvent.STAGED, **values)
+        stage(core, ticket, keys, tail, message.tokens)
     core.reply(caller, Done())
+
+
+def stage(
+    core: Core, ticket: Ticket, keys: bytes, tail: Tail | None, tokens: tuple[int, ...]
+) -> None:
+    """Its prompt is computed. BadValue for pages of another one, Fenced where that is too late."""
+    if not ticket.wish.keys.startswith(keys):
+        raise BadValue("keys", len(keys) // KEY_BYTES, "the prompt's first pages, in order")
+    if not tokens:
+        raise BadValue("tokens", 0, "at least the first one")
+    require(ticket, TicketEvent.STAGED)
+    values: dict[str, object] = {"keys": keys, "tail": tail, "tokens": tokens}
+    if ticket.alone:  # it has thought better of running all of it
+        values |= {"slot": None, "alone": "", "staged_bytes": ticket.staging()}
+    change(core, ticket, TicketEvent.STAGED, ready_s=core.now, **values)
 
 
 def _require_prefill(

@@ -246,7 +246,7 @@ def _settle(core: Core, segment: Segment, chunk: Chunk, slot: int, record: Recor
     if state == ExtentState.RESERVED:
         _settle_reserved(core, chunk, slot, record if same else None, record)
     elif state == ExtentState.SEALED and not same:
-        leased_until_s = drop_copy(core, segment, chunk, slot)
+        leased_until_s = drop_copy(core, segment, Span(chunk, slot, 1))
         note_dropped(core, chunk, slot)
         segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
         segment.allocator.apply(Span(chunk, slot, 1), ExtentEvent.RETIRED)

@@ -34,10 +34,16 @@ if TYPE_CHECKING:
     from master.membership import Worker
     from master.orders import Order
     from master.plans import Plan
+    from master.run import Copy, Run
     from master.segments import Segment
     from master.sessions import Caller
 
-SLOTS_PER_STEP: Final = 128
+SLOTS_PER_STEP: Final = 64
+"""Looked at one by one, 20 us each."""
+COST_PER_STEP: Final = 512
+ROW_COST: Final = 8
+"""What pages of one copy in a row cost beside their number."""
+ROW_SLOTS_MAX: Final = 64
 
 
 def detach(core: Core, worker: Worker) -> None:
@@ -93,9 +99,11 @@ def clean(core: Core, segment: Segment, registration: int) -> Iterator[None]:
 
 
 def _clean_chunk(core: Core, segment: Segment, chunk: Chunk) -> Iterator[None]:
-    """A job. What it holds, and how long that lives, may be back, unless its medium has failed."""
+    """A job. What it holds, and how long that lives, may be back, unless its medium has failed or
+    the segment was given up.
+    """
     yield
-    if segment.medium is not Medium.FAILED:
+    if segment.medium is not Medium.FAILED and core.segments.get(segment.id) is segment:
         yield from keep_chunk(core, segment, chunk)
     slot = 0
     while (slot := _clean_slots(core, segment, chunk, slot)) >= 0:
@@ -104,36 +112,59 @@ def _clean_chunk(core: Core, segment: Segment, chunk: Chunk) -> Iterator[None]:
 
 def _clean_slots(core: Core, segment: Segment, chunk: Chunk, first: int) -> int:
     """Clean some slots from `first` on; where to go on, or -1 at the end."""
-    for done, slot in enumerate(chunk.slots_in(ExtentState.SEALED, first)):
-        if done == SLOTS_PER_STEP:
-            return slot
-        leased_until_s = drop_copy(core, segment, chunk, slot)
+    cost = 0
+    while (found := chunk.next_sealed(first)) is not None:
+        if cost >= COST_PER_STEP:
+            return found[0]
+        span = _row(core, segment, chunk, *found)
+        leased_until_s = drop_copy(core, segment, span)
         segment.free_not_before_s = max(segment.free_not_before_s, leased_until_s)
-        span = Span(chunk, slot, 1)
         segment.allocator.apply(span, ExtentEvent.RETIRED)
         segment.allocator.apply(span, ExtentEvent.FREED)
-        core.counters["pages_lost"] += 1
+        core.counters["pages_lost"] += span.count
+        cost += ROW_COST + span.count
+        first = span.slot + span.count
     return -1
 
 
-def drop_copy(core: Core, segment: Segment, chunk: Chunk, slot: int) -> float:
-    """Take the copy in this SEALED slot out of the tree; the slot itself is the caller's.
+def _row(core: Core, segment: Segment, chunk: Chunk, slot: int, stop: int) -> Span:
+    """These SEALED slots as far as all that is left of a copy lies there, else the first of them.
+
+    Of pages that stripes may have to give each is looked at by itself.
+    """
+    run, page, copy = _found(core, segment, chunk, slot)
+    count = min(len(run) - page, stop - slot, ROW_SLOTS_MAX)
+    span, at = Span(chunk, slot, count), slice(page * WORD, (page + count) * WORD)
+    generations = chunk.generations[slot : slot + count].tobytes()
+    whole = copy.offsets[at] == span.offsets() and copy.generations[at] == generations
+    return span if whole and not core.stripes else Span(chunk, slot, 1)
+
+
+def _found(core: Core, segment: Segment, chunk: Chunk, slot: int) -> tuple[Run, int, Copy]:
+    """What lies in this SEALED slot: a page of a run, and its copy."""
+    key = chunk.key(slot)
+    run = core.tree(chunk.namespaces[slot]).get(key)
+    assert run is not None, key
+    page = run.page_of(key)
+    return run, page, run.copy_at(segment, page, chunk.offset(slot))
+
+
+def drop_copy(core: Core, segment: Segment, span: Span) -> float:
+    """Take what these SEALED slots hold, one copy in a row, out of the tree; the slots themselves
+    are the caller's.
 
     Returns until when somebody may read it.
     """
-    key = chunk.key(slot)
-    tree = core.tree(chunk.namespaces[slot])
-    run = tree.get(key)
-    assert run is not None, key
-    page = run.page_of(key)
-    copy = run.copy_at(segment, page, chunk.offset(slot))
-    run.clear(copy, page)
+    run, page, copy = _found(core, segment, span.chunk, span.slot)
+    tree = core.tree(run.namespace)
+    run.clear(copy, page, span.count)
     if run.thinned and run.copies:  # by so many, and not by this one
         run.thinned = False
         due_s = max(core.now, core.replication.patient_until_s)
         core.replication.note(core, tree, run.keys, due_s)
     if core.stripes:
-        degraded.lost(core, run, copy, page)
+        for each in range(page, page + span.count):
+            degraded.lost(core, run, copy, each)
     prune(core, tree, run)
     return run.free_from_s
 
@@ -192,7 +223,7 @@ def _drop_damaged(core: Core, segment: Segment, offset: int, generation: int) ->
     if not segment.takes_orders or span is None or not span.holds(generation):
         return
     core.counters["pages_corrupt"] += 1
-    free_at_s = drop_copy(core, segment, span.chunk, span.slot)
+    free_at_s = drop_copy(core, segment, span)
     note_dropped(core, span.chunk, span.slot)
     segment.allocator.apply(span, ExtentEvent.RETIRED)
     free = core.orders.new(OrderKind.FREE, segment, span.chunk.size_class)

@@ -28,7 +28,7 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
-from master import chunk_writes
+from master import chunk_writes, lenders
 from master.events import CloseSession, RaiseEpoch, SessionId
 from master.lanes import Lane
 from master.losses import detach, fail_plans, lose_segment
@@ -40,6 +40,7 @@ from master.shrinking import joined
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from kvstore.wire.messages.operator import ForgetWorker
     from master.core import Core
     from master.sessions import Caller, Session
 
@@ -310,11 +311,7 @@ def lose_silent_workers(core: Core) -> None:
         if core.now < _patience_ends_s(core, worker):
             continue
         if worker.lost:
-            for segment in list(worker.segments.values()):
-                _forget_segment(core, segment)
-            core.lenders.drop(core, worker.id)
-            core.leaving.pop(worker.id, None)
-            del core.workers[worker.id]
+            _forget(core, worker)
             core.note(f"worker {worker.id} is forgotten: it did not come back")
         else:
             worker.lost = True
@@ -327,6 +324,29 @@ def lose_silent_workers(core: Core) -> None:
     if core.now >= _absence_ends_s(core):
         for lender in dict.fromkeys(core.lenders.absent.values()):
             _forget_absent(core, lender)
+
+
+def forget_worker(core: Core, caller: Caller, message: ForgetWorker) -> None:
+    """Give up, as an operator wishes, what a worker lent that is not here; answer Done."""
+    caller.session.must_be_operator()
+    name, worker = message.worker, core.workers.get(message.worker)
+    if worker is None and not core.lenders.absent_of(name):
+        raise BadValue("worker", name, "one that was here, and was not forgotten yet")
+    if worker is not None:
+        if not worker.lost or name in core.leaving:
+            raise BadValue("worker", name, "one that is lost or has left")
+        _forget(core, worker)
+    _forget_absent(core, name)
+    core.note(f"worker {name} is forgotten, as an operator wishes")
+    core.persist((), (lenders.PREFIX + name,), lambda: core.reply(caller, Done()))
+
+
+def _forget(core: Core, worker: Worker) -> None:
+    for segment in list(worker.segments.values()):
+        _forget_segment(core, segment)
+    core.lenders.drop(core, worker.id)
+    core.leaving.pop(worker.id, None)
+    del core.workers[worker.id]
 
 
 def _forget_absent(core: Core, worker: str) -> None:

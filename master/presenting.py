@@ -19,7 +19,7 @@ from kvstore.wire.messages.tickets import JoinFleet, OpenTicket, Term
 from master.admitting import check_wish
 from master.fleet_membership import in_grace
 from master.fleets import BOTH, FleetWorker
-from master.handing_over import check_pages
+from master.handing_over import check_pages, stage
 from master.ticket_changes import change, hold
 from master.tickets import Ticket, TicketEvent, TicketState
 
@@ -38,7 +38,10 @@ def get_term(core: Core, caller: Caller, _message: GetTerm) -> None:
 
 
 def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
-    """Answer Done; AccessDenied when it is too late, or somebody has presented a later claim."""
+    """Answer Done; AccessDenied when it is too late, or somebody has presented a later claim.
+
+    Presented again with tokens, one that was being computed is staged: the master before was told.
+    """
     require_text("worker", message.worker)
     wish = OpenTicket(
         message.namespace, message.request, message.keys, message.prompt_tokens,
@@ -55,6 +58,10 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
         if not core.pins.tickets.has_room(message.keys):
             raise OutOfSpace(f"{core.pins.tickets.pages} pages are held by tickets")
         _take_in(core, known, wish, message, tail)
+    else:
+        found = core.tickets.find(message.ticket)
+        if found is not None and found.state is TicketState.PREFILLING and message.tokens:
+            stage(core, found, message.keys, tail, message.tokens)
     core.reply(caller, Done())
 
 

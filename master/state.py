@@ -21,7 +21,13 @@ from kvstore.wire.messages.membership import (
     ReportSegment,
 )
 from kvstore.wire.messages.namespaces import OpenNamespace
-from kvstore.wire.messages.operator import GetPolicies, ResetPolicy, SetPolicy, ShrinkSegment
+from kvstore.wire.messages.operator import (
+    ForgetWorker,
+    GetPolicies,
+    ResetPolicy,
+    SetPolicy,
+    ShrinkSegment,
+)
 from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
@@ -150,6 +156,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(PinPages, pinning.pin_pages)
     on(UnpinPages, pinning.unpin_pages)
     on(ListPins, pinning.list_pins)
+    on(ForgetWorker, membership.forget_worker)
     on(GetPolicies, policy_requests.get_policies)
     on(SetPolicy, policy_requests.set_policy)
     on(ResetPolicy, policy_requests.reset_policy)

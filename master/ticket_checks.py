@@ -84,6 +84,9 @@ def _check_fleet(fleet: Fleet, tickets: list[Ticket]) -> None:
     credit = sum(ticket.credit_tokens for ticket in tickets)
     if (fleet.credit_tokens, fleet.tickets) != (credit, len(tickets)):
         raise InvariantBroken(f"I39: {fleet.credit_tokens} tokens of credit, not {credit}")
+    waiting = sum(t.credit_tokens for t in tickets if t.state is TicketState.STAGED)
+    if fleet.waiting_tokens != waiting:
+        raise InvariantBroken(f"I39: {fleet.waiting_tokens} tokens wait, not {waiting}")
     for worker in fleet.workers.values():
         mine = [ticket for ticket in tickets if ticket.slot is worker]
         counted = worker.used_tokens, worker.link_bytes, set(worker.tickets)

@@ -321,6 +321,8 @@ class Tickets:
         ticket.fleet.credit_tokens += sign * ticket.credit_tokens
         if state in HOLDING:
             self.staged_bytes += sign * ticket.staged_bytes
+        if state is TicketState.STAGED:
+            ticket.fleet.waiting_tokens += sign * ticket.credit_tokens
         if slot is None:
             return
         slot.used_tokens += sign * ticket.credit_tokens

@@ -79,6 +79,8 @@ class Tunables(msgspec.Struct, frozen=True):
     decode_routing_parameters: Mapping[str, object] = {}
     colocation: str = "break_even"
     colocation_parameters: Mapping[str, object] = {}
+    roles: str = "enforce"
+    roles_parameters: Mapping[str, object] = {}
 
     def put_timeout_s(self, put_bytes: int) -> float:
         """How long a put of `put_bytes` may go without progress before its extents are fenced."""

@@ -3,8 +3,8 @@
 Samples of sealed extents stand for the whole pool (as good as a heap when each sample is walked to
 a leaf, and without its memory). Deterministic: the samples are a fixed sequence. Of pages that lie
 elsewhere too only the copy in the segment goes, children or not. Where the others' workers are
-silent it is worth as much as a last one, and stays if it is pinned hard; else it may go, since so
-may a last one, and the others stay in the directory, for their workers may live.
+silent it is worth as much as a last one, and stays if it, or what hangs below, is pinned hard; else
+it may go, since so may a last one; the others stay in the directory, for their workers may live.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ FRUITLESS_MAX: Final = 4
 DEPTH_MAX: Final = 256
 """Runs walked from a sample towards the leaves."""
 TAIL_PAGES_MAX: Final = 64
+BELOW_RUNS_MAX: Final = 16
+"""Looked through for hard pins, each page by page (I27)."""
 
 
 class Worth(IntEnum):
@@ -230,8 +232,30 @@ def _safe(core: Core, run: Run, segment: Segment) -> bytes:
 
 def _may_leave(core: Core, run: Run, segment: Segment) -> bytes:
     """One byte a page: 1 where what the segment has of it may go alone (I31)."""
-    covered, kept = run.covered(segment), core.pins.kept(run)
-    return _safe(core, run, segment)[:kept] + covered[kept:] if kept else covered
+    covered = run.covered(segment)
+    if not core.pins:
+        return covered
+    safe = _safe(core, run, segment)
+    if safe == covered:  # nobody is silent: the usual case
+        return covered
+    kept = len(run) if _is_kept_by_children(core, run) else core.pins.kept(run)
+    return safe[:kept] + covered[kept:]
+
+
+def _is_kept_by_children(core: Core, run: Run) -> bool:
+    """Whether a page that is pinned hard hangs below it, or there is too much to know."""
+    tree = core.tree(run.namespace)
+    below, left = [tree.children(run)], BELOW_RUNS_MAX
+    while below:
+        child = next(below[-1], None)
+        if child is None:
+            below.pop()
+        elif not left or core.pins.kept(child):
+            return True
+        else:
+            left -= 1
+            below.append(tree.children(child))
+    return False
 
 
 def _worth(core: Core, run: Run, segment: Segment) -> int:

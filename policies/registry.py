@@ -24,6 +24,8 @@ from policies.placement.most_free import MostFree
 from policies.placement.two_choices import TwoChoices
 from policies.replication.off import Off
 from policies.replication.read_rate import ReadRate
+from policies.roles.balance import Balance
+from policies.roles.off import Off as SameRoles
 from policies.routing.always import Always
 from policies.routing.break_even import BreakEven
 from policies.routing.deadline_aware import DeadlineAware
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from policies.eviction.protocol import EvictionPolicy
     from policies.placement.protocol import PlacementPolicy
     from policies.replication.protocol import ReplicationPolicy
+    from policies.roles.protocol import RolesPolicy
     from policies.routing.protocol import ColocationPolicy, DecodePolicy, PrefillPolicy
 
 P = TypeVar("P", bound=Parametrised)
@@ -93,6 +96,11 @@ COLOCATION: Final[dict[str, Callable[[], ColocationPolicy]]] = {
     "break_even": BreakEven,
     "never": Never,
 }
+ROLES: Final[dict[str, Callable[[], RolesPolicy]]] = {
+    "enforce": partial(Balance, acts=True),
+    "observe": partial(Balance, acts=False),
+    "off": SameRoles,
+}
 
 
 class Kind(Generic[P]):
@@ -122,3 +130,4 @@ erasure: Final = Kind("erasure", ERASURE)
 prefill_routing: Final = Kind("prefill_routing", PREFILL_ROUTING)
 decode_routing: Final = Kind("decode_routing", DECODE_ROUTING)
 colocation: Final = Kind("colocation", COLOCATION)
+roles: Final = Kind("roles", ROLES)

@@ -117,7 +117,7 @@ class Batched:
         return self._multiply(decoder.norm(hidden), self._model.lm_head.weight)[:, 0]
 
     def cache(self, kv: RowKV) -> DynamicCache:
-        """The row's own memory."""
+        """The row's own memory, which is not written again where it counts."""
         return kv.cache()
 
     def _positions(self, rows: Sequence[RowKV]) -> list[torch.Tensor]:

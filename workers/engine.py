@@ -76,7 +76,7 @@ class Finish(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Taken:
-    """A request that has left the engine, and what another engine needs to go on."""
+    """What another engine needs to go on with a request, which has left this one or still runs."""
 
     tokens: tuple[int, ...]
     """Prompt and generated."""
@@ -122,7 +122,7 @@ class Forward(Protocol[KV]):
         ...
 
     def cache(self, kv: KV) -> DynamicCache:
-        """The row's KV as transformers has it. The row is not used any more."""
+        """The row's KV as transformers has it: what it has now, however the row goes on (E5)."""
         ...
 
 
@@ -231,9 +231,16 @@ class Engine(Generic[KV]):
 
     def export(self, request_id: str) -> Taken:
         """Take a request out, to go on elsewhere. Raises BadValue for one that does not run."""
+        return self._take(self._running(request_id))
+
+    def look(self, request_id: str) -> Taken:
+        """As `export`, of a request that goes on. Nothing is copied."""
+        return self._taken(self._running(request_id))
+
+    def _running(self, request_id: str) -> _Row[KV]:
         if request_id not in self._rows:
             raise BadValue("request_id", request_id, f"one of {list(self._rows)}")
-        return self._take(self._rows[request_id])
+        return self._rows[request_id]
 
     def _prefill(self) -> list[Generated]:
         row = next((row for row in self._rows.values() if self._wanting(row) > 1), None)
@@ -264,6 +271,9 @@ class Engine(Generic[KV]):
 
     def _take(self, row: _Row[KV]) -> Taken:
         del self._rows[row.request.id]
+        return self._taken(row)
+
+    def _taken(self, row: _Row[KV]) -> Taken:
         return Taken(tuple(row.tokens), row.left, self._forward.cache(row.kv))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from workers.generation import LanguageModel
 
-MODELS: Final = ("smollm", "tiny")
+MODELS: Final = ("smollm", "tiny", "tiny-2")
 
 
 def pool_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -46,7 +46,8 @@ def model_parser(program: str, description: str) -> argparse.ArgumentParser:
         "--model",
         choices=MODELS,
         default=MODELS[0],
-        help="smollm: SmolLM2-135M-Instruct; tiny: a random model of no size",
+        help="smollm: SmolLM2-135M-Instruct; tiny: a random model of no size; tiny-2: that "
+        "with other weights, as its next revision would have",
     )
     return parser
 
@@ -74,10 +75,10 @@ def secret_of(options: argparse.Namespace) -> bytes | None:
 def load_model(name: str) -> LanguageModel:
     """Load one of MODELS. ConfigError when it is not installed."""
     # Only now: either costs seconds, and the options may have been wrong.
-    if name == "tiny":
+    if name != MODELS[0]:
         from workers import tiny_llama
 
-        return tiny_llama.load()
+        return tiny_llama.load(tiny_llama.SEED if name == "tiny" else tiny_llama.NEXT_SEED)
     from workers import smollm
 
     return smollm.load()
@@ -85,7 +86,7 @@ def load_model(name: str) -> LanguageModel:
 
 def tokenizer_folder(name: str) -> str:
     """Where the tokenizer of one of MODELS lies; empty where a token is a byte."""
-    if name == "tiny":
+    if name != MODELS[0]:
         return ""
     from workers import smollm
 

@@ -30,6 +30,7 @@ from workers.engine_options import pool_parser, secret_of
 from workers.gateway_http import Gateway, Served
 from workers.gateway_relay import Fleet, Patience
 from workers.gateway_workers import InferenceWorkers
+from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
     import argparse
@@ -66,10 +67,12 @@ async def serve(options: argparse.Namespace) -> None:
         opened = await store.open(about.content, about.layout)
         chat = chat_of(about)
         patience = Patience(options.first_token_s, options.deadline_s)
+        spans = spans_of(os.environ, ROLE)
+        undo.push_async_callback(asyncio.to_thread, spans.close)
         fleet = Fleet(store, workers, opened, chat.end_token, patience, SystemClock())
         undo.push_async_callback(fleet.close)
         await fleet.present()  # nothing yet: whoever leads now learns of tickets as they are opened
-        gateway = Gateway(fleet, Served(about.model, chat, about.context_tokens))
+        gateway = Gateway(fleet, Served(about.model, chat, about.context_tokens), spans)
         runner = web.AppRunner(
             gateway.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
             access_log=None,
@@ -134,6 +137,7 @@ def run(arguments: Sequence[str]) -> None:
     for field in ("first_token_s", "deadline_s"):
         if not 0 < getattr(options, field) < float("inf"):
             raise BadValue(field, getattr(options, field), "more than 0 seconds")
+    name_requests(logging.getLogger().handlers)
     asyncio.run(serve(options))
 
 

@@ -23,6 +23,7 @@ from workers.gateway_relay import Passage
 from workers.gateway_requests import chat_completion, completion
 from workers.gateway_text import AnswerText
 from workers.serve_messages import BODY_BYTES_MAX
+from workers.tracing import TRACEPARENT, failed, request_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from workers.chat_formats import ChatFormat
     from workers.gateway_relay import Fleet
     from workers.gateway_requests import Wish
+    from workers.tracing import Spans
 
 LOG: Final = logging.getLogger(__name__)
 REQUEST_ID: Final = "X-Request-Id"
@@ -51,9 +53,10 @@ class Served:
 class Gateway:
     """What a gateway answers."""
 
-    def __init__(self, fleet: Fleet, served: Served) -> None:
+    def __init__(self, fleet: Fleet, served: Served, spans: Spans) -> None:
         """Serve that fleet's model."""
         self._fleet = fleet
+        self._spans = spans
         self._served = served
         self._metrics = GatewayMetrics()
 
@@ -89,32 +92,30 @@ class Gateway:
         """Answer, and count how that ended."""
         given = request.headers.get(REQUEST_ID) or secrets.token_hex(SUFFIX_BYTES)
         request_id = given if GOOD_ID.fullmatch(given) else secrets.token_hex(SUFFIX_BYTES)
-        end = "gone"
-        try:
-            with self._metrics.running.track_inprogress():
-                if given != request_id:
-                    raise BadValue(REQUEST_ID, given, "1 to 100 letters, digits, or any of _.:-")
-                wish = parse(_decoded(await request.read()), *self._model())
-                response = await self._answer(request, request_id, wish)
-                end = "complete"
-                return response
-        except KVStoreError as error:
-            status = status_of(error)
-            end = str(status)
-            LOG.info("%s: %d: %s", request_id, status, error)
-            headers = {REQUEST_ID: request_id}
-            if error.retry_after_s:
-                headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-            return _json(error_body(error), status, headers)
-        finally:
-            self._metrics.requests.labels(end).inc()
-
-    async def _answer(
-        self, request: web.Request, request_id: str, wish: Wish
-    ) -> web.StreamResponse:
-        """Raises what keeps the request from being answered."""
         # A client may say the same id twice: the fleet's is the request's own.
         inside = f"{request_id}/{secrets.token_hex(SUFFIX_BYTES)}"
+        end = "gone"
+        parent = request.headers.get(TRACEPARENT)
+        with request_of(self._spans, request.path, inside, parent):
+            try:
+                with self._metrics.running.track_inprogress():
+                    if given != request_id:
+                        want = "1 to 100 letters, digits, or any of _.:-"
+                        raise BadValue(REQUEST_ID, given, want)
+                    wish = parse(_decoded(await request.read()), *self._model())
+                    response = await self._answer(request, inside, wish)
+                    end = "complete"
+                    return response
+            except KVStoreError as error:
+                end = str(status_of(error))
+                failed(error)
+                return _refusal(request_id, error)
+            finally:
+                self._metrics.requests.labels(end).inc()
+
+    async def _answer(self, request: web.Request, inside: str, wish: Wish) -> web.StreamResponse:
+        """Raises what keeps the request from being answered."""
+        request_id = inside.rpartition("/")[0]
         seed = secrets.randbits(SEED_BITS) if wish.seed is None else wish.seed
         passage = Passage(self._fleet, inside, wish, seed)
         answering = Answering(wish, request_id, self._served.model, int(time.time()))
@@ -126,7 +127,7 @@ class Gateway:
             body = answering.whole(text, self._finish(passage), passage)
             return _json(body, headers={REQUEST_ID: request_id})
         finally:
-            self._note(request_id, passage, wish)
+            self._note(passage, wish)
 
     async def _stream(
         self, request: web.Request, request_id: str, passage: Passage, answering: Answering
@@ -143,7 +144,8 @@ class Gateway:
         except KVStoreError as error:
             if not response.prepared:
                 raise
-            LOG.warning("%s: ended early: %s", request_id, error)
+            failed(error)
+            LOG.warning("ended early: %s", error)
             await response.write(event(error_body(error)))
         else:
             if not response.prepared:
@@ -173,14 +175,14 @@ class Gateway:
     def _finish(self, passage: Passage) -> str:
         return "stop" if passage.is_satisfied else passage.answer.finish
 
-    def _note(self, request_id: str, passage: Passage, wish: Wish) -> None:
+    def _note(self, passage: Passage, wish: Wish) -> None:
         stages, tokens = passage.stages, len(passage.answer.tokens)
         self._metrics.passed(stages)
         self._metrics.tokens.labels("prompt").inc(len(wish.tokens))
         self._metrics.tokens.labels("answer").inc(tokens)
         LOG.info(
-            "%s: %d tokens in, %d out; queue %.3f s, prefill %.3f s, route %.3f s, install %.3f s, "
-            "decode %.3f s; %d prefills, %d routes", request_id, len(wish.tokens), tokens,
+            "%d tokens in, %d out; queue %.3f s, prefill %.3f s, route %.3f s, install %.3f s, "
+            "decode %.3f s; %d prefills, %d routes", len(wish.tokens), tokens,
             stages.queue_s, stages.prefill_s, stages.route_s, stages.install_s, stages.decode_s,
             stages.prefills, stages.routes,
         )  # fmt: skip
@@ -195,6 +197,15 @@ def _decoded(body: bytes) -> object:
     except msgspec.DecodeError as error:
         raise BadValue("body", body[:40], f"JSON: {error}") from error
     return found
+
+
+def _refusal(request_id: str, error: KVStoreError) -> web.Response:
+    status = status_of(error)
+    LOG.info("%d: %s", status, error)
+    headers = {REQUEST_ID: request_id}
+    if error.retry_after_s:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return _json(error_body(error), status, headers)
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -34,6 +34,7 @@ from kvstore.errors import (
 from workers.gateway_ahead import AWAIT_S, Ahead, Preparers
 from workers.gateway_merge import Answer
 from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
+from workers.tracing import stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -183,6 +184,7 @@ class Passage:
             raise
         fleet.holder.hold(request, self._opened)
         self.stages.queue_s = self.passed_s()
+        stage("admission", self.stages.queue_s, ticket=str(self._opened.ticket))
 
     async def tokens(self) -> AsyncGenerator[int, None]:
         """Every token of the answer, once. Raises what ends it early.
@@ -237,7 +239,7 @@ class Passage:
                 raise
             except (KVStoreError, TimeoutError) as error:
                 self._end_ahead()
-                LOG.warning("%s: prefill at %s: %s", self._request, opened.prefill, error)
+                LOG.warning("prefill at %s: %s", opened.prefill, error)
                 self._left_s()
                 if not await self._another():
                     return
@@ -247,7 +249,7 @@ class Passage:
 
     async def _first(self) -> AsyncGenerator[int, None]:
         """The first token, once the prompt is computed and staged."""
-        opened, wish = self._ticket(), self.wish
+        opened, wish, began_s = self._ticket(), self.wish, self.passed_s()
         ask = PrefillAsk(opened.ticket, self._request, wish.tokens, self._sampling, self._left_s())
         fleet = self._fleet
         self._ahead = Ahead(
@@ -256,6 +258,7 @@ class Passage:
         async with asyncio.timeout(ask.deadline_s):
             done = await fleet.workers.prefill(opened.where, ask)
         self._ahead.staged()
+        stage("prefill", self.passed_s() - began_s, worker=opened.prefill)
         self.stages.queue_s += done.queue_s
         self.stages.prefill_s += done.compute_s
         self.stages.reused_tokens = done.reused_tokens
@@ -302,7 +305,9 @@ class Passage:
             routed = await self._fleet.master.carry_out(plan)
         self._route = routed.route
         self._fleet.holder.note(ticket, worker=routed.decode)
-        self.stages.route_s += self.passed_s() - began_s
+        took_s = self.passed_s() - began_s
+        stage("route", took_s, decode=routed.decode)
+        self.stages.route_s += took_s
         self.stages.routes += 1
         return routed
 
@@ -317,7 +322,7 @@ class Passage:
         except (CallerError, DeadlineExceeded):
             raise
         except KVStoreError as error:
-            LOG.warning("%s: decode at %s: %s", self._request, routed.decode, error)
+            LOG.warning("decode at %s: %s", routed.decode, error)
 
     def _ask(self, route: int) -> DecodeAsk:
         wish = self.wish
@@ -334,7 +339,9 @@ class Passage:
                 async for line in lines:
                     if line.index < 0:
                         self._end_ahead()
-                        self.stages.install_s += self.passed_s() - began_s
+                        took_s = self.passed_s() - began_s
+                        stage("install", took_s, where=where)
+                        self.stages.install_s += took_s
                         self.stages.reused_tokens = line.reused_tokens or self.stages.reused_tokens
                         began_s = self.passed_s()
                     if answer.hear(line):
@@ -343,9 +350,11 @@ class Passage:
                     if answer.finish:
                         return
                     self._left_s()
-            LOG.info("%s: %s has handed it on", self._request, where)
+            LOG.info("%s has handed it on", where)
         finally:
-            self.stages.decode_s += self.passed_s() - began_s
+            took_s = self.passed_s() - began_s
+            stage("decode", took_s, where=where, tokens=len(answer.tokens))
+            self.stages.decode_s += took_s
 
     def _unwanted(self, opening: asyncio.Future[TicketOpened]) -> None:
         if not opening.cancelled() and opening.exception() is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import aiohttp
 
 from kvstore.errors import BadValue, KVStoreError, MalformedMessage, Unavailable, error_from_wire
+from workers import tracing
 from workers.serve_messages import (
     ABOUT,
     DECODE,
@@ -51,7 +52,12 @@ class InferenceWorkers:
         self._secret = secret
         self._salts: dict[str, str] = {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-        self._session = aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_BYTES_MAX)
+        # The master says how many answers run. Behind a bound of ours they would wait, with their
+        # places taken.
+        everyone = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=everyone, read_bufsize=LINE_BYTES_MAX
+        )
 
     async def close(self) -> None:
         """Hang up."""
@@ -95,7 +101,7 @@ class InferenceWorkers:
             raise Unavailable(f"worker at {where}: {type(error).__name__} {error}") from error
 
     def _post(self, where: str, path: str, body: bytes) -> aiohttp.client._RequestContextManager:
-        headers = {}
+        headers = tracing.headers()
         if self._secret is not None:
             headers[PROOF_HEADER] = prove(self._secret, self._salts.get(where, ""), path, body)
         return self._session.post(f"http://{where}{path}", data=body, headers=headers)

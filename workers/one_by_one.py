@@ -5,6 +5,7 @@ Whatever its cache is made of, a model runs here; `batching.py` is for those tha
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -43,5 +44,7 @@ class OneByOne:
         return torch.stack([logits_after(self._model, kv, [token]) for kv, token in each])
 
     def cache(self, kv: DynamicCache) -> DynamicCache:
-        """As it is."""
-        return kv
+        """The same tensors: layers put others in their place, and never change one."""
+        seen = copy(kv)
+        seen.layers = [copy(layer) for layer in kv.layers]
+        return seen

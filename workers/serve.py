@@ -10,6 +10,7 @@ to others first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,8 @@ from workers.serve_member import Membership
 from workers.serve_messages import About
 from workers.serve_prefill import PrefillDesk
 from workers.serve_proof import Doorkeeper
+from workers.serve_roles import DECODE, PREFILL, Roles, in_role
+from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.tickets import Running
     from workers.generation import LanguageModel
 
-ROLES: Final = ("prefill", "decode", "both")
+ROLES: Final = (PREFILL, DECODE, "both")
 CAPACITY_TOKENS: Final = 65_536
 CALLS_AT_ONCE: Final = 32
 CLOSE_S: Final = 2.0
@@ -70,15 +73,18 @@ class Worker:
         self._kv = TicketKV(store, prefix)
         self._namespace = prefix.namespace
         self._language = language
-        self._role = str(options.role)
+        self._does_both = options.role == "both" or options.switch_roles
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.prefill = None if self._role == "decode" else self._prefill_desk()
+        computes = self._does_both or options.role == PREFILL
+        self.prefill = self._prefill_desk() if computes else None
         self.batch, self.decode = self._decode_desk(options)
         wish = JoinFleet(
-            self._namespace.id, options.name, self._role, where, this_host(), "", "",
-            options.capacity_tokens if self.decode else 0, options.rows if self.decode else 0,
+            self._namespace.id, options.name, options.role, where, this_host(), "", "",
+            options.capacity_tokens, options.rows, (), options.switch_roles,
         )  # fmt: skip
-        self.membership = Membership(store, wish, self.report, self._drop)
+        self.roles = Roles(wish, self.prefill, self.decode)
+        own = in_role(wish, options.role)
+        self.membership = Membership(store, own, self.report, self._drop)
 
     def about(self, options: argparse.Namespace) -> About:
         """What gateways have to know."""
@@ -100,24 +106,22 @@ class Worker:
             link_bytes_per_s=decode.link_bytes_per_s if decode else 0.0,
             rtt_s=0.0,
             running=decode.running() if decode else (),
-            is_draining=bool(decode and decode.is_draining),
+            is_draining=self.roles.is_draining,
         )  # fmt: skip
 
     async def end(self, beats: asyncio.Future[None]) -> None:
         """Take nothing new, hand over what runs while beats go on, and leave."""
-        if self.decode is not None:
-            self.decode.is_draining = True
-            await self.membership.beat_if_heard()
-            await self.decode.shed()
+        await self.roles.hand_over(self.membership)
         beats.cancel()
-        await asyncio.to_thread(self.membership.leave)
+        await self.membership.leave()
 
     def close(self) -> None:
-        """End the threads of decoding, while the loop is there that tokens go to."""
+        """End its threads; those of decoding while the loop is there that tokens go to."""
         if self.decode is not None:
             self.decode.ahead.close()
         if self.batch is not None:
             self.batch.close()
+        self.membership.close()
 
     def _member(self) -> Member:
         return self.membership.member
@@ -130,7 +134,7 @@ class Worker:
         return PrefillDesk(self._language, self._store, self._kv, self._member)
 
     def _decode_desk(self, options: argparse.Namespace) -> tuple[Batch | None, DecodeDesk | None]:
-        if self._role == "prefill":
+        if not (self._does_both or options.role == DECODE):
             return None, None
         loop = asyncio.get_running_loop()
         engine = engine_of(
@@ -169,7 +173,11 @@ async def serve(options: argparse.Namespace) -> None:
         prompts = undo.enter_context(ThreadPoolExecutor(1))
         door = Doorkeeper(secret)
         vocabulary = language.model.get_input_embeddings().num_embeddings
-        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary)
+        spans = spans_of(os.environ, options.name)
+        undo.push_async_callback(asyncio.to_thread, spans.close)
+        desk = Desk(
+            worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary, spans
+        )
         runner = web.AppRunner(
             desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
             access_log=None,
@@ -188,11 +196,13 @@ async def serve(options: argparse.Namespace) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.set)
         stopped = asyncio.ensure_future(stopping.wait())
+        changes = asyncio.ensure_future(worker.roles.follow(worker.membership))
         done, _ = await asyncio.wait(
-            (beats, stopped, worker.broken), return_when=asyncio.FIRST_COMPLETED
+            (beats, changes, stopped, worker.broken), return_when=asyncio.FIRST_COMPLETED
         )
         for each in done - {stopped}:
             each.result()
+        changes.cancel()
         await worker.end(beats)
 
 
@@ -220,10 +230,17 @@ def run(arguments: Sequence[str]) -> None:
         "--layer-groups", type=int, default=1, metavar="N",
         help="hand a prompt over by so many groups of layers; the same in all of a fleet",
     )  # fmt: skip
+    parser.add_argument(
+        "--switch-roles", action="store_true",
+        help="change between prefill and decode when the master asks for it",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if options.switch_roles and options.role == "both":
+        raise BadValue("switch_roles", "both", "a worker of role prefill or decode")
     for field in ("capacity_tokens", "rows", "layer_groups"):
         if getattr(options, field) < 1:
             raise BadValue(field, getattr(options, field), "at least 1")
+    name_requests(logging.getLogger().handlers)
     asyncio.run(serve(options))
 
 

@@ -74,6 +74,14 @@ class Batch:
 
         return self._do(take)
 
+    def look(self, request_id: str) -> Future[Taken | None]:
+        """What there is of a request that goes on; None for one that does not run any more."""
+
+        def see() -> Taken | None:
+            return self._engine.look(request_id) if request_id in self._engine.running else None
+
+        return self._do(see)
+
     @property
     def held(self) -> dict[str, int]:
         """Tokens of each running request, prompt and generated."""

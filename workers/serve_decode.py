@@ -1,4 +1,4 @@
-"""A decode worker's work on one ticket: claim, check, install, stream, and at the end keep.
+"""A decode worker's work on one ticket: claim, check, install, stream, and keep.
 
 Of a ticket without a route all is computed here: nothing is claimed, and who has asked for it says
 when it ends. A coroutine for each ticket; the pool's calls run in threads, the model in the
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -28,9 +30,11 @@ from kvstore.wire.messages.tickets import Running
 from workers.engine import EngineRequest
 from workers.serve_ahead import AheadDesk
 from workers.serve_messages import Line
+from workers.serve_pages import AnswerPages
+from workers.tracing import stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
@@ -63,6 +67,8 @@ class _Claim:
     """0: it has no route."""
     events: asyncio.Queue[Generated | None]
     """None: it is somebody else's by now."""
+    context: Context
+    """Of who has asked, for lines of the log."""
 
     @property
     def id(self) -> str:
@@ -131,8 +137,13 @@ class DecodeDesk:
         request, claim = self._request(ask, generated, taken.token)
         self._claims[claim.id] = claim
         try:
+            began_s = time.perf_counter()
             pulled = await asyncio.to_thread(taken.pull, request.tokens)
+            stage("transfer", time.perf_counter() - began_s, tokens=pulled.tokens)
             self.link_bytes_per_s = pulled.bytes_per_s or self.link_bytes_per_s
+            LOG.info("ticket %d: claim %d: KV of %d of %d tokens from the pool",
+                ask.ticket, claim.token, pulled.tokens, len(request.tokens),
+            )  # fmt: skip
             listener = self._listener(claim.events)
             await asyncio.wrap_future(self._batch.add(request, pulled.cache, listener))
             if claim.token:
@@ -141,7 +152,7 @@ class DecodeDesk:
             yield Line(claim.token, reused_tokens=reused)
             for index in range(told, len(generated)):
                 yield Line(claim.token, index, generated[index])
-            async for line in self._stream(claim):
+            async for line in self._stream(claim, len(request.tokens)):
                 yield line
         finally:
             self._batch.cancel(claim.id)
@@ -171,7 +182,7 @@ class DecodeDesk:
     def _request(
         self, ask: DecodeAsk, generated: tuple[int, ...], token: int
     ) -> tuple[EngineRequest, _Claim]:
-        claim = _Claim(ask, token, asyncio.Queue())
+        claim = _Claim(ask, token, asyncio.Queue(), copy_context())
         how, tokens = ask.sampling, (*ask.tokens[: ask.prompt_tokens], *generated)
         request = EngineRequest(
             claim.id, tokens, ask.max_tokens - len(generated),
@@ -187,29 +198,26 @@ class DecodeDesk:
 
         return listen
 
-    async def _stream(self, claim: _Claim) -> AsyncGenerator[Line, None]:
-        """Up to the last token, or to where the ticket goes to somebody else."""
+    async def _stream(self, claim: _Claim, tokens: int) -> AsyncGenerator[Line, None]:
+        """From so many tokens up to the last, or to where the ticket goes to somebody else."""
+        pages = AnswerPages(self._kv, self._batch, claim.id, tokens, self._beside)
         while (one := await claim.events.get()) is not None:
             index = one.position - claim.ask.prompt_tokens
-            if one.taken is not None:
+            if one.taken is None:
+                pages.grown(one.position + 1)
+            else:
                 if claim.token:
                     await self._ask(finish_ticket(claim.ask.ticket, claim.token))
-                self._keep(one.taken)
+                self._beside(pages.end(one.taken))
             yield Line(claim.token, index, one.token)
             if one.taken is not None:
                 return
 
-    def _keep(self, taken: Taken) -> None:
-        keeping = asyncio.ensure_future(self._kept(taken))
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+        keeping = asyncio.ensure_future(work)
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
-
-    async def _kept(self, taken: Taken) -> None:
-        """Store full pages of the answer, for the chat's next turn; nobody waits for that."""
-        try:
-            await asyncio.to_thread(self._kv.keep, taken.tokens[:-1], taken.cache)
-        except KVStoreError as error:
-            LOG.warning("pages of an answer are not kept: %s", error)
+        return keeping
 
     async def _shed(self, claim: _Claim) -> None:
         taken = await asyncio.wrap_future(self._batch.export(claim.id))
@@ -218,7 +226,9 @@ class DecodeDesk:
         try:
             await (self._hand_on(claim, taken) if claim.token else self._stage(claim.ask, taken))
         except KVStoreError as error:  # its gateway has it computed again where this worker ends
-            LOG.warning("ticket %d is not handed on: %s", claim.ask.ticket, error)
+            claim.context.run(
+                LOG.warning, "ticket %d is not handed on: %s", claim.ask.ticket, error
+            )
         else:
             claim.events.put_nowait(None)
 

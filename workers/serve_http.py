@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 from contextlib import aclosing
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -33,6 +35,7 @@ from workers.serve_messages import (
 )
 from workers.serve_prefill import Unwanted
 from workers.serve_proof import PROOF_HEADER, SALT_HEADER
+from workers.tracing import TRACEPARENT, failed, request_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from workers.serve_messages import About
     from workers.serve_prefill import PrefillDesk
     from workers.serve_proof import Doorkeeper
+    from workers.tracing import Spans
 
 STATUS: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
     (AccessDenied, 403),
@@ -65,6 +69,7 @@ class Desk:
         decode_desk: DecodeDesk | None,
         one_by_one: Executor,
         vocabulary: int,
+        spans: Spans,
     ) -> None:
         """`one_by_one` runs prompts, one after another; tokens are below `vocabulary`."""
         self._about = about
@@ -73,6 +78,7 @@ class Desk:
         self._decode = decode_desk
         self._one_by_one = one_by_one
         self._vocabulary = vocabulary
+        self._spans = spans
 
     def application(self) -> web.Application:
         """The routes of what this worker does."""
@@ -93,23 +99,30 @@ class Desk:
         body = await self._proved(request)
         if body is None:
             return self._unproved()
-        desk, unwanted, asked_s = self._prefill, threading.Event(), time.perf_counter()
-        assert desk is not None
-        tokens = 0
         try:
             ask = decode(body, PrefillAsk)
             check_tokens(ask, self._vocabulary)
-            tokens = len(ask.tokens)
-            desk.queued_tokens += tokens
-            loop = asyncio.get_running_loop()
-            done = await loop.run_in_executor(self._one_by_one, desk.run, ask, asked_s, unwanted)
+        except KVStoreError as error:
+            return _refusal(error)
+        with request_of(self._spans, "prefill", ask.request, request.headers.get(TRACEPARENT)):
+            return await self._computed(ask)
+
+    async def _computed(self, ask: PrefillAsk) -> web.StreamResponse:
+        desk, unwanted, asked_s = self._prefill, threading.Event(), time.perf_counter()
+        assert desk is not None
+        desk.queued_tokens += len(ask.tokens)
+        loop, context = asyncio.get_running_loop(), copy_context()
+        work = partial(context.run, desk.run, ask, asked_s, unwanted)
+        try:
+            done = await loop.run_in_executor(self._one_by_one, work)
         except (KVStoreError, Unwanted) as error:
+            failed(error)
             return _refusal(error)
         finally:
             unwanted.set()
-            desk.queued_tokens -= tokens
-        LOG.info("%s: ticket %d: %d tokens, %d of them reused, first token after %.3f s",
-            ask.request, ask.ticket, tokens, done.reused_tokens, done.queue_s + done.compute_s,
+            desk.queued_tokens -= len(ask.tokens)
+        LOG.info("ticket %d: %d tokens, %d of them reused, first token after %.3f s",
+            ask.ticket, len(ask.tokens), done.reused_tokens, done.queue_s + done.compute_s,
         )  # fmt: skip
         return web.Response(body=encode(done))
 
@@ -131,21 +144,29 @@ class Desk:
         body = await self._proved(request)
         if body is None:
             return self._unproved()
-        assert self._decode is not None
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         try:
             ask = decode(body, DecodeAsk)
             check_tokens(ask, self._vocabulary)
-            LOG.info("%s: ticket %d: route %d", ask.request, ask.ticket, ask.route)
+        except KVStoreError as error:
+            return _refusal(error)
+        with request_of(self._spans, "decode", ask.request, request.headers.get(TRACEPARENT)):
+            LOG.info("ticket %d: route %d", ask.ticket, ask.route)
+            return await self._generated(request, ask)
+
+    async def _generated(self, request: web.Request, ask: DecodeAsk) -> web.StreamResponse:
+        assert self._decode is not None
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
             async with aclosing(self._decode.decode(ask)) as lines:
                 async for line in lines:
                     if not response.prepared:
                         await response.prepare(request)
                     await response.write(encode(line) + b"\n")
         except KVStoreError as error:
+            failed(error)
             if not response.prepared:
                 return _refusal(error)
-            LOG.warning("ticket given up: %s", error)
+            LOG.warning("ticket %d given up: %s", ask.ticket, error)
         if not response.prepared:
             return _refusal(Fenced("the ticket has gone to another worker"))
         await response.write_eof()

@@ -15,6 +15,7 @@ from workers.chunked_prefill import prefill
 from workers.sampling import pick
 from workers.serve_keeping import Keeping
 from workers.serve_messages import PrefillDone
+from workers.tracing import stage
 
 if TYPE_CHECKING:
     import threading
@@ -59,12 +60,15 @@ class PrefillDesk:
             keeping.finish()
         took_s = time.perf_counter() - began_s
         self.tokens_per_s = (len(ask.tokens) - reused) / took_s
+        stage("compute", took_s, tokens=len(ask.tokens), reused=reused)
         how = ask.sampling
         first = pick(
             logits, temperature=how.temperature, top_p=how.top_p, seed=how.seed,
             position=len(ask.tokens),
         )  # fmt: skip
+        computed_s = time.perf_counter()
         done = self._kv.hand_over(ask.ticket, 0, ask.tokens, (first,), cache, ask.deadline_s)
+        stage("hand_over", time.perf_counter() - computed_s)
         _check(unwanted)
         self._store.carry_out(stage_ticket(ask.ticket, self._member(), done))
         return PrefillDone(first, reused, began_s - asked_s, time.perf_counter() - began_s)

@@ -1,6 +1,7 @@
 """A random Llama of a few thousand weights, equal in every process: the demo without a download.
 
-Its answers are noise; everything about its cache is real.
+Its answers are noise; everything about its cache is real. A second seed stands for the next
+revision of the same model.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from workers.chat_formats import END, USER, VOCABULARY, ByteChat
 from workers.generation import LanguageModel
 
 SEED: Final = 20
+NEXT_SEED: Final = 21
 
 
-def load() -> LanguageModel:
-    """Make the model; no file is read."""
+def load(seed: int = SEED) -> LanguageModel:
+    """Make the model with weights of that seed; no file is read."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -31,6 +33,6 @@ def load() -> LanguageModel:
         eos_token_id=END,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         model = LlamaForCausalLM(config).eval()
     return LanguageModel("kvharbor/tiny-llama", model, ByteChat())

@@ -29,6 +29,7 @@ from kvstore.cli import (
     tickets,
     tier,
     trace,
+    workers,
 )
 from kvstore.cli.debug import dump_master
 from kvstore.cli.disks import Disks, given_disks
@@ -86,6 +87,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(tickets.app, name="tickets")
+app.add_typer(workers.app, name="workers")
 for command in (masters.masters, pins.pin, pins.unpin, pins.pins):
     app.command()(command)
 for shown in (relocation.drain, relocation.copy, relocation.move, relocation.rebalance):
@@ -126,8 +128,16 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
         bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")
     ] = False,
     pd: Shape = None,
-    model: Annotated[str, typer.Option(help="With --pd: smollm or tiny.")] = serving.MODELS[0],
+    model: Annotated[
+        str, typer.Option(help=f"With --pd: one of {', '.join(serving.MODELS)}.")
+    ] = serving.MODELS[0],
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
+    switch_roles: Annotated[
+        bool,
+        typer.Option(
+            "--switch-roles", help="With --pd: workers change between prefill and decode by need."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a standalone pool, master and worker, until a signal stops it.
@@ -138,7 +148,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     where = _places(data_dir)
     standalone.require_alone(config)
     cluster = cluster_section(config, secret_file)
-    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file)
+    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file, switch_roles=switch_roles)
     disks = given_disks(config, nvme or (), where)
     devices = ",".join(hbm or ()) or None
     wiring = standalone.Wiring(
@@ -207,6 +217,15 @@ def wipe(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
 def demo(context: typer.Context) -> None:
     """Run a pool, a prefill and a decode process on a real model; --help shows its options."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.demo", *context.args])
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def drill(context: typer.Context) -> None:
+    """Break a deployment on purpose and check what clients get; --list shows the drills."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers.drills", *context.args])
 
 
 @debugging.command()

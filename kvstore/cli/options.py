@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -81,6 +82,13 @@ def hex_ids(field: str, texts: Iterable[str]) -> bytes:
 def operator(master: str, cluster: str, secret_file: Path | None) -> Operator:
     """An operator's connection to a master."""
     return Operator(master, cluster_section(None, secret_file).secret(), cluster)
+
+
+def confirm(question: str) -> None:
+    """End the command unless whoever is at the terminal wants that; BadValue where nobody is."""
+    if not sys.stdin.isatty():
+        raise BadValue("--yes", False, "it, where nobody can be asked")
+    typer.confirm(question, abort=True, err=True)
 
 
 def refuse_early_options(context: typer.Context) -> None:

@@ -24,7 +24,7 @@ Kind = Annotated[
     str,
     typer.Argument(
         help="eviction, admission (to drives), placement, replication, erasure, prefill_routing, "
-        "decode_routing or colocation."
+        "decode_routing, colocation or roles (of inference workers)."
     ),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,6 +16,7 @@ from kvstore.cli.options import (
     Cluster,
     Master,
     SecretFile,
+    confirm,
     hex_id,
     hex_ids,
     operator,
@@ -264,10 +264,8 @@ def _in_words_of(kind: str) -> Iterator[None]:
 def _confirm(asking: Operator, wish: StartRelocation, question: str) -> None:
     (planned,) = asking.ask(replace(wish, dry_run=True), Relocations).rows
     if planned.state == RelocationState.PLANNED:  # else it is under way
-        if not sys.stdin.isatty():
-            raise BadValue("--yes", False, "it, where nobody can be asked")
         size = output.size_text(planned.left_bytes)
-        typer.confirm(question.format(f"Up to {size} of pages"), abort=True, err=True)
+        confirm(question.format(f"Up to {size} of pages"))
 
 
 def _undrain(connect: Callable[[], Operator], worker: str, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ GATEWAY: Final = "gateway"
 GATEWAY_MODULE: Final = "workers.gateway"
 WORKER_MODULE: Final = "workers.serve"
 SHAPE: Final = re.compile(r"([1-9]\d?)p([1-9]\d?)d", re.ASCII)
-MODELS: Final = ("smollm", "tiny")
+MODELS: Final = ("smollm", "tiny", "tiny-2")
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -35,6 +35,7 @@ class Serving(msgspec.Struct, frozen=True):
     model: str
     listen: str
     secret_file: Path | None
+    switch_roles: bool = False
 
     def workers(self) -> list[tuple[str, str]]:
         """Name and role of each inference worker."""
@@ -44,7 +45,8 @@ class Serving(msgspec.Struct, frozen=True):
     def worker_options(self, name: str, role: str, places: Places, master: str) -> list[str]:
         """Options of one inference worker."""
         own = [f"--role={role}", f"--name={name}", f"--model={self.model}", "--threads=1"]
-        return [*own, *self._shared(places, master)]
+        switches = ["--switch-roles"] if self.switch_roles else []
+        return [*own, *switches, *self._shared(places, master)]
 
     def gateway_options(self, workers: Sequence[str], places: Places, master: str) -> list[str]:
         """Options of the gateway; `workers` are addresses."""
@@ -66,7 +68,12 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def parse_serving(
-    shape: str | None, model: str, listen: str, secret_file: Path | None
+    shape: str | None,
+    model: str,
+    listen: str,
+    secret_file: Path | None,
+    *,
+    switch_roles: bool = False,
 ) -> Serving | None:
     """What `--pd` asks for, None where it was not given. BadValue naming the option."""
     if shape is None:
@@ -77,4 +84,4 @@ def parse_serving(
     if model not in MODELS:
         raise BadValue("--model", model, f"one of {', '.join(MODELS)}")
     prefills, decodes = found.groups()
-    return Serving(int(prefills), int(decodes), model, listen, secret_file)
+    return Serving(int(prefills), int(decodes), model, listen, secret_file, switch_roles)

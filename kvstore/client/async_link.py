@@ -145,18 +145,19 @@ class AsyncMasterLink:
         return self._peer is not present
 
     async def _find_other(self) -> None:
-        """Leave the present master for one of a higher epoch, if there is one."""
+        """Leave the present master as MasterLink does, if there is another to go to."""
         present = self._peer
         if present is None or present.welcome is None:
             return
+        epoch = present.welcome.epoch if present.is_cut_off else present.welcome.epoch + 1
         for address in self._search.others(self._address):
             try:
-                found = await self._open(address, SILENT_PATIENCE_S, present.welcome.epoch + 1)
+                found = await self._open(address, SILENT_PATIENCE_S, epoch)
             except KVStoreError as error:
                 self._search.refused(address, error)
                 continue
             self._adopt(address, found)
-            present.abort(StaleEpoch(f"{address} shows a higher epoch"))
+            present.abort(StaleEpoch(f"{address} is asked instead"))
             return
 
     def _failed(self, peer: Peer | None, error: Unavailable | StaleEpoch) -> float:

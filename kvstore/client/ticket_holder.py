@@ -15,6 +15,7 @@ from kvstore.client.checks import check_timeout
 from kvstore.client.steps import Steps, ask
 from kvstore.client.tickets import TIMEOUT_S, HandOver, TicketRequest, await_route
 from kvstore.errors import CallerError, UnknownTicket
+from kvstore.ids import GENERATION_COUNTER_BITS
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import (
     GetTerm,
@@ -37,8 +38,12 @@ class _Held(msgspec.Struct):
     request: TicketRequest
     begun_s: float
     worker: str
+    epoch: int
+    """Of the master that knows it."""
     token: int = 0
     done: HandOver | None = None
+    is_behind: bool = False
+    """It was presented as one that is being computed still."""
 
 
 class TicketHolder:
@@ -48,16 +53,15 @@ class TicketHolder:
         """Hold none."""
         self._clock = clock
         self._held: dict[int, _Held] = {}
-        self._epoch = 0
-        """Of the master that knows all that is held."""
 
     def __len__(self) -> int:
         """How many tickets are held."""
         return len(self._held)
 
     def hold(self, request: TicketRequest, opened: TicketOpened) -> None:
-        """A ticket was opened."""
-        self._held[opened.ticket] = _Held(request, self._clock.now_s(), opened.prefill)
+        """A ticket was opened, by the master whose epoch is in its number."""
+        epoch = opened.ticket >> GENERATION_COUNTER_BITS
+        self._held[opened.ticket] = _Held(request, self._clock.now_s(), opened.prefill, epoch)
 
     def note(
         self, ticket: int, *, worker: str = "", token: int = 0, done: HandOver | None = None
@@ -85,22 +89,35 @@ class TicketHolder:
         deadline_s = self._clock.now_s() + check_timeout(timeout_s)
         term = yield from ask(GetTerm(), Term, timeout_s)
         refused: list[int] = []
-        if term.epoch == self._epoch:
-            return refused
-        for ticket in list(self._held):
+        unknown = [ticket for ticket, held in self._held.items() if held.epoch != term.epoch]
+        for ticket in unknown:
             try:
                 yield from self._present(ticket, deadline_s)
             except CallerError:
                 self.drop(ticket)
                 refused.append(ticket)
-        self._epoch = term.epoch
+            else:
+                self._known(ticket, term.epoch)
         return refused
 
     def await_route(
         self, ticket: int, above: int, *, timeout_s: float = TIMEOUT_S
     ) -> Steps[TicketRouted | None]:
-        """As kvstore.client.tickets.await_route, also across masters: presented where unknown."""
+        """As kvstore.client.tickets.await_route, also across masters: presented where unknown.
+
+        And once more where it was staged only after it had been presented: its prefill worker has
+        told the master before that.
+        """
+        routed = yield from self._await_route(ticket, above, timeout_s)
+        if routed is not None:
+            self._known(ticket, routed.route >> GENERATION_COUNTER_BITS)
+        return routed
+
+    def _await_route(self, ticket: int, above: int, timeout_s: float) -> Steps[TicketRouted | None]:
         deadline_s = self._clock.now_s() + check_timeout(timeout_s)
+        held = self._held.get(ticket)
+        if held is not None and held.is_behind and held.done is not None:
+            yield from self._present(ticket, deadline_s)
         try:
             return (yield from await_route(ticket, above, timeout_s=timeout_s))
         except UnknownTicket:
@@ -109,6 +126,10 @@ class TicketHolder:
         yield from self._present(ticket, deadline_s)
         left_s = deadline_s - self._clock.now_s()
         return (yield from await_route(ticket, above, timeout_s=left_s)) if left_s > 0 else None
+
+    def _known(self, ticket: int, epoch: int) -> None:
+        if ticket in self._held:
+            self._held[ticket].epoch = epoch
 
     def _present(self, ticket: int, deadline_s: float) -> Steps[None]:
         held = self._held.get(ticket)
@@ -124,3 +145,4 @@ class TicketHolder:
             held.token, held.worker, done.tail, done.tokens, request.adapter,
         )  # fmt: skip
         yield from ask(message, Done, max(0.0, deadline_s - now_s))
+        held.is_behind = held.done is None and not held.token

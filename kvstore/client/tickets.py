@@ -131,14 +131,14 @@ def join_fleet(wish: wire.JoinFleet, *, timeout_s: float = TIMEOUT_S) -> Steps[M
     return Member(wish.namespace, wish.worker, reply.life, *times)
 
 
-def beat(message: wire.FleetBeat, *, timeout_s: float = TIMEOUT_S) -> Steps[tuple[int, ...]]:
-    """Say what runs here: tickets that are somebody else's by now, to be stopped at once.
+def beat(message: wire.FleetBeat, *, timeout_s: float = TIMEOUT_S) -> Steps[wire.FleetNoted]:
+    """Say what runs here: tickets that are somebody else's by now, to be stopped at once, and the
+    role that this worker is asked to have.
 
     Fenced when another life has the name, this one was given up, or a new master has not met it
     yet: join again and go on, for the next beat tells what was lost.
     """
-    reply = yield from ask(message, wire.FleetNoted, check_timeout(timeout_s))
-    return reply.fenced
+    return (yield from ask(message, wire.FleetNoted, check_timeout(timeout_s)))
 
 
 def leave_fleet(member: Member, *, timeout_s: float = TIMEOUT_S) -> Steps[None]:

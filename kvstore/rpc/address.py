@@ -36,6 +36,11 @@ _KEEPALIVE: Final = (
 UNACKNOWLEDGED_MAX_S: Final = 2 * limits.SEND_STALL_MAX_S
 """and after so long while something is on its way to it: the kernel alone tries for a quarter of an
 hour, in which every call would wait in vain."""
+RETRIES_MIN: Final = 2
+"""Times that the kernel has sent the same bytes again, in vain so far, after which the way there
+counts as gone: 0.6 s. One is what a single lost packet takes."""
+_RETRANSMITS: Final = 2
+"""Which byte of the kernel's `struct tcp_info` counts them."""
 LOCAL_SEND_BYTES: Final = 384 * limits.KIB
 """Sent and not yet taken, between two processes of one host. The kernel's own choice grows beyond
 the caches: measured, a stream then takes twice as long and half as much processor time again."""
@@ -111,6 +116,17 @@ def is_local(sock: socket.socket) -> bool:
 def is_loopback_peer(peer_name: object) -> bool:
     """Whether that is the name of a TCP peer on this host, as `getpeername` gives it."""
     return isinstance(peer_name, tuple) and _is_loopback(peer_name[0])
+
+
+def is_cut_off(sock: socket.socket) -> bool:
+    """Whether nobody confirms what is sent there. A host does, however busy its processes are."""
+    if sock.family == socket.AF_UNIX:
+        return False
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RETRANSMITS + 1)
+    except OSError:  # it is closed
+        return False
+    return info[_RETRANSMITS] >= RETRIES_MIN
 
 
 def tune(sock: socket.socket) -> None:

@@ -79,6 +79,11 @@ class Connection:
         return self._broken is None and self._link.fileno() >= 0
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the way to the peer seems to have gone, as far as the kernel can tell."""
+        return self._link.is_cut_off
+
+    @property
     def in_flight(self) -> int:
         """Requests started and not yet finished."""
         return len(self._calls)

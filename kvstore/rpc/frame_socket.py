@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
+from kvstore.rpc.address import is_cut_off
 from kvstore.wire.framing import GREETING_VERSION, Frame, FrameKind, FrameReader, pack_frame
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class FrameSocket:
     def fileno(self) -> int:
         """The descriptor, e.g. for SO_PEERCRED; -1 once closed."""
         return self._sock.fileno()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody at the other end confirms what is sent."""
+        return is_cut_off(self._sock)
 
     @property
     def is_quiet(self) -> bool:

@@ -3,7 +3,8 @@
 Every message of the protocol is safe to repeat, so a call whose connection is lost is made again
 within its deadline. Which master leads is found by asking them (kvstore.rpc.search). A leader that
 keeps silent, or says that it cannot do what is asked, is left only for one of a higher epoch: its
-silence may be work, and what this session has begun there would end with the connection.
+silence may be work, and what this session has begun there would end with the connection. Where not
+even its kernel confirms what is sent, the way there has gone, and another of its addresses will do.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Calls(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether calls can still be made."""
+        ...
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody confirms what is sent there."""
         ...
 
     def call(
@@ -178,7 +184,8 @@ class MasterLink:
             self._address, self._connection = address, found
 
     def _look_elsewhere(self, deadline_s: float) -> None:
-        """Leave the present master if another one shows a higher epoch; seldom, and briefly.
+        """Leave the present master if another one shows a higher epoch, or, where the way there
+        has gone, for whoever shows its own; seldom, and briefly.
 
         It takes its time from the call that is made: none beyond `deadline_s`.
         """
@@ -190,21 +197,21 @@ class MasterLink:
             self._looked_s, self._was_silent = now_s, False
             with self._mutex:
                 others = self._search.others(self._address)
-            epoch = present.epoch
-            if not any(self._leads_beyond(address, epoch, deadline_s) for address in others):
+            epoch = present.epoch if present.is_cut_off else present.epoch + 1
+            if not any(self._leads_in(address, epoch, deadline_s) for address in others):
                 return
         finally:
             self._dialling.release()
         present.close()  # who waits for it asks the other one
         self._check_open()
 
-    def _leads_beyond(self, address: str, epoch: int, deadline_s: float) -> bool:
-        """Whether a higher epoch is known there; then that is the connection."""
+    def _leads_in(self, address: str, epoch: int, deadline_s: float) -> bool:
+        """Whether this epoch, or a higher one, is known there; then that is the connection."""
         patience_s = min(SILENT_PATIENCE_S, deadline_s - self._clock.now_s())
         if patience_s <= 0:
             return False
         try:
-            found = self._open(address, patience_s, epoch + 1)
+            found = self._open(address, patience_s, epoch)
         except KVStoreError as error:
             with self._mutex:
                 self._search.refused(address, error)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvstore import limits
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage, OutOfSpace, Unavailable
-from kvstore.rpc.address import why
+from kvstore.rpc.address import is_cut_off, why
 from kvstore.rpc.failure import error_of, failure_of
 from kvstore.wire.framing import REPLY, REQUEST, Frame, FrameKind, FrameReader, pack_frame
 from kvstore.wire.messages.hello import Failure
@@ -70,6 +70,12 @@ class Peer(asyncio.BufferedProtocol):
         transport.set_protocol(self)
         transport.set_write_buffer_limits(high=limits.SEND_QUEUE_BYTES_MAX)
         self._take_frames()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the way to the peer seems to have gone, as far as the kernel can tell."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return sock is not None and is_cut_off(sock)
 
     # Calling the peer.
 

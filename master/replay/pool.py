@@ -142,16 +142,15 @@ class VirtualPool:
         self._workers: dict[str, SessionId] = {}
         """By the segments that they lend."""
         self._keys: dict[int, bytes] = {}
-        self._replies: dict[tuple[SessionId, int], Message] = {}
+        self.replies: dict[tuple[SessionId, int], Message] = {}
         self._requests = 0
-        self._namespace = b""
-        self._ordinal = 0
+        self.namespace, self._ordinal = b"", 0
         self._page_tokens = page_tokens
         self._join(page_tokens)
 
     def advance(self, at_s: float) -> None:
         """Let everything happen that is due up to `at_s`; one in the past changes nothing."""
-        while self._next_s() <= at_s:
+        while self.next_s() <= at_s:
             self._step()
         self.now_s = max(self.now_s, at_s)
 
@@ -182,8 +181,8 @@ class VirtualPool:
         for first in range(0, len(pages), limits.BATCH_PAGES_MAX):
             some = pages[first : first + limits.BATCH_PAGES_MAX]
             lease = self.setting.lease_ttl_s > 0
-            request = MatchPrefix(self._namespace, self._packed(some), (), lease, hints)
-            found = self._ask(reader, request)
+            request = MatchPrefix(self.namespace, self.packed(some), (), lease, hints)
+            found = self.ask(reader, request)
             assert isinstance(found, Located), found
             yield found
             if sum(run.count for run in found.runs) < len(some):
@@ -214,18 +213,18 @@ class VirtualPool:
     def _put_some(
         self, parent: bytes, pages: Sequence[int], hints: Hints, writer: SessionId
     ) -> int:
-        keys = self._packed(pages)
+        keys = self.packed(pages)
         request = self._requests.to_bytes(16, "little")
         message = BeginPut(
             request,
-            self._namespace,
+            self.namespace,
             (PutChain(parent, keys),),
             (0,),
             (self._page_tokens,),
             PUT_WAIT_S,
             hints=hints,
         )
-        plans = self._ask(writer, message)
+        plans = self.ask(writer, message)
         assert isinstance(plans, PutPlans), plans
         for span in plans.spans:
             own = slice(span.first * KEY_BYTES, (span.first + span.count) * KEY_BYTES)
@@ -245,7 +244,7 @@ class VirtualPool:
         self.held[sealed.segment].update(zip(array("Q", sealed.offsets), pages, strict=True))
         self._copies.update(pages)
         self.written[sealed.segment] += len(pages)
-        noted = self._ask(self._workers[sealed.segment], sealed)
+        noted = self.ask(self._workers[sealed.segment], sealed)
         assert isinstance(noted, SealedNoted), noted
         assert not any(noted.outcomes), noted
 
@@ -254,9 +253,9 @@ class VirtualPool:
         for number in range(self.setting.workers):
             self._join_worker(number)
         content, layout = _shape(page_tokens)
-        opened = self._ask(ENGINE, OpenNamespace(content, layout))
+        opened = self.ask(ENGINE, OpenNamespace(content, layout))
         assert isinstance(opened, NamespaceOpened), opened
-        self._namespace, self._ordinal = opened.namespace, opened.ordinal
+        self.namespace, self._ordinal = opened.namespace, opened.ordinal
 
     def _join_worker(self, number: int) -> None:
         name = f"worker-{number}" if number else "worker"
@@ -269,30 +268,35 @@ class VirtualPool:
             SegmentOffer(f"{tier}-{number}" if number else tier, 1, tier, geometry)
             for tier, geometry in sizes.items()
         ]
-        self._ask(session, RegisterWorker(name, f"host-{number}", (), tuple(offers)))
+        self.ask(session, RegisterWorker(name, f"host-{number}", (), tuple(offers)))
         for each in offers:
             self.held[each.segment] = {}
             self._workers[each.segment] = session
-            self._ask(session, OfferInventory(each.segment, 1, ()))
-            self._ask(session, InventoryEnd(each.segment, 1))
+            self.ask(session, OfferInventory(each.segment, 1, ()))
+            self.ask(session, InventoryEnd(each.segment, 1))
 
-    def _ask(self, session: SessionId, message: Message) -> Message:
+    def ask(self, session: SessionId, message: Message) -> Message:
         """The reply; time moves on when it is held back."""
-        self._requests += 1
-        number = self._requests  # a move that ends meanwhile asks, too
-        self._send(Request(session, number, message))
-        while (reply := self._replies.pop((session, number), None)) is None:
+        number = self.post(session, message)
+        while (reply := self.replies.pop((session, number), None)) is None:
             self._step()
         return reply
 
-    def _next_s(self) -> float:
+    def post(self, session: SessionId, message: Message) -> int:
+        """Ask, and go on: the reply comes to `replies`, under the session and this number."""
+        self._requests += 1
+        number = self._requests  # a move that ends meanwhile asks, too
+        self._send(Request(session, number, message))
+        return number
+
+    def next_s(self) -> float:
         """When something happens by itself."""
         due_s = self._moving[0][0] if self._moving else NEVER_S
         return min(self.master.wakeup_s, due_s)
 
     def _step(self) -> None:
         """Go on to when the next move has been carried out, or when the master wants to."""
-        self.now_s = max(self.now_s, self._next_s())
+        self.now_s = max(self.now_s, self.next_s())
         if self._moving and self._moving[0][0] <= self.now_s:
             self._move(self._moving.popleft()[1])
         else:
@@ -306,7 +310,7 @@ class VirtualPool:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Reply():
-                self._replies[action.session, action.request_id] = action.message
+                self.replies[action.session, action.request_id] = action.message
             case Persist():
                 self._send(Persisted(action.write))
             case Command(message=Ingest()):
@@ -341,7 +345,7 @@ class VirtualPool:
         outcomes = bytes(len(order.keys) // KEY_BYTES)
         self._send(CommandAnswered(command.command, Ingested(outcomes)))
 
-    def _packed(self, pages: Sequence[int]) -> bytes:
+    def packed(self, pages: Sequence[int]) -> bytes:
         return b"".join(map(self._key, pages))
 
     def _key(self, page: int) -> bytes:

@@ -36,7 +36,7 @@ def test_policies_are_shown_changed_and_reset(shared_pool: Up) -> None:
     kinds = [row["kind"] for row in before["policies"]]
     assert kinds == [
         "eviction", "admission", "placement", "replication", "erasure",
-        "prefill_routing", "decode_routing", "colocation",
+        "prefill_routing", "decode_routing", "colocation", "roles",
     ]  # fmt: skip
     changed = told(shared_pool, "policy", "set", "eviction", "ttl-lfu", "ttl_s=60")
     eviction = changed["policies"][0]

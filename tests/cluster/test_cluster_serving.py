@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,10 @@ import pytest
 
 from kvstore.exit_codes import ExitCode
 from tests.cluster.servers import until
-from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, secret_file
+from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, alone_tokens, in_pool, secret_file
+from tests.cluster.span_collector import SpanCollector
 from tests.cluster.up import Up, kvharbor, remove_segments
+from workers.tracing import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +45,16 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def collector() -> Iterator[SpanCollector]:
+    """Of the spans of that one."""
+    with SpanCollector() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENDPOINT, made.endpoint)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, collector: SpanCollector) -> Iterator[Fleet]:
     """One for the tests that kill nothing."""
     folder = tmp_path_factory.mktemp("fleet")
     with Fleet(folder, "prefill", "decode", "decode", secret=secret_file(folder)) as made:
@@ -108,6 +120,34 @@ def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
     fleet.await_idle()
 
 
+def test_a_request_is_followed_through_all_processes(
+    fleet: Fleet, collector: SpanCollector
+) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    given = {"X-Request-Id": "followed", "traceparent": f"00-{trace}-{parent}-01"}
+    assert fleet.ask(COMPLETIONS, body(prompt(1), 5), **given)[0] == 200
+    spans = collector.spans[trace]
+    until("its spans have come", lambda: len(spans) == 11, WAIT_S)
+    ids = {span.span_id.hex(): span.name for _, span in spans} | {parent: "client"}
+    decode = next(service for service, span in spans if span.name == "transfer")
+    assert {(service, span.name, ids[span.parent_span_id.hex()]) for service, span in spans} == {
+        ("gateway", COMPLETIONS, "client"),
+        *(("gateway", stage, COMPLETIONS) for stage in ("admission", "prefill", "route")),
+        *(("gateway", stage, COMPLETIONS) for stage in ("install", "decode")),
+        ("prefill-0", "prefill", COMPLETIONS),
+        ("prefill-0", "compute", "prefill"),
+        ("prefill-0", "hand_over", "prefill"),
+        (decode, "decode", COMPLETIONS),
+        (decode, "transfer", "decode"),
+    }
+    for name in ("gateway", "prefill-0", decode):
+        lines = fleet.log(name).splitlines()
+        about = [line for line in lines if re.search(r"workers\.(gateway|serve)_\w+: ", line)]
+        named = re.compile(r"workers\.\w+: \S+/[0-9a-f]{12} [0-9a-f]{32}: ")
+        assert all(named.search(line) for line in about), about
+        assert any(re.search(f": followed/[0-9a-f]{{12}} {trace}: ", line) for line in about)
+
+
 def test_who_hangs_up_leaves_nothing_behind(fleet: Fleet) -> None:
     with fleet.stream(COMPLETIONS, body(prompt(0), 2000)) as asked:
         pieces = asked.pieces()
@@ -138,16 +178,21 @@ def test_workers_hear_only_who_proves_the_secret(fleet: Fleet) -> None:
 def test_a_decode_worker_that_goes_is_followed_by_another(
     folder: Path, number: signal.Signals, how: dict[str, Any]
 ) -> None:
-    text, tokens = prompt(1), 200
+    text, tokens = prompt(1, 116), 300
+    answer = [*text.encode(), *alone_tokens(text, tokens, **how)]
     with Fleet(folder, "prefill", "decode", "decode") as fleet:
         with fleet.stream(COMPLETIONS, body(text, tokens, **how)) as asked:
             pieces = asked.pieces()
             said = [next(pieces) for _ in range(20)]
             (row,) = fleet.tickets().rows
+            until("a page of its answer is kept", lambda: in_pool(fleet.store, answer) >= 128)
             fleet.kill(row.decode, number)
             said += pieces
         assert "".join(said) == alone(text, tokens, **how)
         assert "2 routes" in fleet.log("gateway")
+        (other,) = {"decode-1", "decode-2"} - {row.decode}
+        (took,) = re.findall(r"KV of (\d+) of \d+ tokens from the pool", fleet.log(other))
+        assert int(took) >= 128
         fleet.await_idle()
 
 

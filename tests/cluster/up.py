@@ -32,14 +32,14 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("KVHARBOR")}
 
 
-def kvharbor(*arguments: str) -> subprocess.CompletedProcess[str]:
+def kvharbor(*arguments: str, timeout_s: float = START_S) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "kvstore.cli.main", *arguments],
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=START_S,
+        timeout=timeout_s,
         check=False,
     )
 

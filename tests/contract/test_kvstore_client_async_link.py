@@ -12,6 +12,7 @@ from kvstore.errors import BadValue, CallerError, DeadlineExceeded, NotLeader, U
 from kvstore.rpc.identity import Identity, ListenerIdentity, Role
 from kvstore.rpc.server import Server
 from kvstore.wire.messages.reads import Located, Lookup, Probe, Probed, Remove
+from tests.vanishing import vanish
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -148,6 +149,22 @@ def test_a_silent_leader_is_left_for_one_of_a_higher_epoch() -> None:
         assert len(new.peers) == 1
         link.close()
         await asyncio.gather(old.close(), new.close())
+
+    run(body)
+
+
+def test_a_leader_that_nothing_gets_to_is_asked_at_another_of_its_addresses() -> None:
+    async def body() -> None:
+        first, second = Master(epoch=3), Master(epoch=3)
+        link = AsyncMasterLink([await first.listen(), await second.listen()], ME)
+        await link.call(PROBE, LONG_S)
+        transport = first.peers[0]._transport  # noqa: SLF001 -- nothing else has its socket
+        assert transport is not None
+        vanish(transport.get_extra_info("socket"))
+        assert await link.call(PROBE, LONG_S) == Probed(b"\1\0")
+        assert (first.asked, second.asked) == (1, 1)
+        link.close()
+        await asyncio.gather(first.close(), second.close())
 
     run(body)
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import socket
-import struct
+import time
 
 import pytest
 
-from kvstore.rpc.address import tune
+from kvstore.rpc.address import is_cut_off, tune
+from tests.vanishing import vanish
 
 PATIENCE_S = 10.0
-SO_ATTACH_FILTER = 26
-DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction: return 0 bytes
-
-
-def vanish(sock: socket.socket) -> None:
-    """Have the kernel drop whatever arrives for this socket, acknowledgements included."""
-    program = ctypes.create_string_buffer(DROP_ALL)
-    described = struct.pack("HL", 1, ctypes.addressof(program))
-    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, described)
 
 
 def test_a_host_that_vanishes_with_a_question_on_its_way_is_noticed(
@@ -38,3 +29,26 @@ def test_a_host_that_vanishes_with_a_question_on_its_way_is_noticed(
         with pytest.raises(TimeoutError) as ended:
             ours.recv(1)
         assert ended.value.errno == errno.ETIMEDOUT  # the kernel's verdict, not our patience
+
+
+def test_who_confirms_nothing_is_cut_off_and_who_only_answers_nothing_is_not() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as busy,
+        socket.create_connection(listener.getsockname()) as gone,
+        listener.accept()[0],
+        listener.accept()[0] as theirs,
+    ):
+        vanish(theirs)
+        for each in (busy, gone):
+            each.sendall(b"question")
+        ends_s = time.monotonic() + PATIENCE_S
+        while not is_cut_off(gone):
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+        assert not is_cut_off(busy)
+    assert not is_cut_off(gone)  # it is closed
+    ours, other = socket.socketpair()
+    with ours, other:
+        ours.sendall(b"question")
+        assert not is_cut_off(ours)

@@ -19,12 +19,14 @@ from kvstore.event_log import read_header
 from kvstore.exit_codes import ExitCode
 from kvstore.ids import Epoch
 from kvstore.standing import Standing
+from master.__main__ import main
 from master.events import Tick
 from master.leadership import Leadership
 from master.program import CRASH_FILE, EVENTS_FILE, Cores, tell_standing
 from master.tunables import Tunables
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
 
@@ -90,6 +92,25 @@ def test_what_a_master_knew_in_a_term_goes_with_it(tmp_path: Path) -> None:
     known = weakref.ref(cores.make(Epoch(3), (), inf))
     gc.collect()
     assert known() is None
+
+
+def test_collections_leave_out_what_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frozen: list[int] = []
+
+    def run(service: Coroutine[None, None, None]) -> None:
+        service.close()
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr("uvloop.run", run)
+    monkeypatch.setattr("sys.argv", ["kvharbor-master", f"--data-dir={tmp_path}"])
+    before = gc.get_freeze_count()
+    try:
+        main()
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > before + 10_000
 
 
 BUGGY = """

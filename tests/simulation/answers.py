@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.ids import Generation, epoch_of
 from kvstore.record import RecordState
 from kvstore.replica import ExtentState
+from kvstore.wire.messages import tickets
 from kvstore.wire.messages.hello import Failure
 from kvstore.wire.messages.membership import FreeExtents
 from kvstore.wire.messages.pins import PagesPinned, PinPages, UnpinPages
@@ -48,13 +49,12 @@ FAILURES_EXPECTED: Final = frozenset(
         "bad_value",
         "access_denied",
         "stale_epoch",
-        "fenced",
-        "unknown_ticket",
     )
 )
 """What may be answered to requests that are right: a worker's may be overtaken by its own new
-registration, and know of a higher epoch than who it asks; a ticket's by another claim, or its end.
-"""
+registration, and know of a higher epoch than who it asks."""
+OF_TICKETS: Final = FAILURES_EXPECTED | {"fenced", "unknown_ticket"}
+"""To those about tickets, which another claim may overtake, or their end."""
 LET_GO: Final = frozenset((FreeExtents.__name__, "retired"))
 """Why a page is missing that the master has let go, and nobody else."""
 WAS_AWAY: Final = "its worker was away"
@@ -100,7 +100,8 @@ class Answers:
                 self._adds_up(reply)
             case (_, Failure(code, text)):
                 self._checks.world.note(f"master -> {code}: {text}")
-                if code not in FAILURES_EXPECTED:
+                is_of_tickets = type(asked).__module__ == tickets.__name__
+                if code not in (OF_TICKETS if is_of_tickets else FAILURES_EXPECTED):
                     self._checks.fail("I20", f"{type(asked).__name__} was answered {code}: {text}")
         if type(asked).__name__ == "RegisterWorker":
             for offer in getattr(asked, "segments", ()):

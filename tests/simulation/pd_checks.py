@@ -54,6 +54,8 @@ class PdChecks:
         """The highest of each ticket."""
         self._tickets: dict[tuple[int, str], int] = {}
         """By epoch and request."""
+        self._shed: dict[int, int] = {}
+        """The claim by which each ticket was given up last."""
         self._has_ended = False
         """Whether the ticket of the last question had ended before."""
         self._pinned: dict[int, bytes] = {}
@@ -115,7 +117,9 @@ class PdChecks:
         """What ends the pins of a ticket, if it is heard."""
         if isinstance(message, TicketInstalled | FinishTicket | CancelTicket):
             self._has_ended = master_view.ticket(master, message.ticket) is None
-            self._let_go(message.ticket)
+            highest = self._claims.get(message.ticket, 0)
+            if isinstance(message, CancelTicket) or message.token >= highest:
+                self._let_go(message.ticket)
 
     def _let_go(self, ticket: int) -> None:
         for key in keys_of(self._pinned.pop(ticket, b"")):
@@ -154,9 +158,16 @@ class PdChecks:
                 self._is_by_the_highest(asked)
 
     def _is_by_the_highest(self, asked: TicketInstalled | ShedTicket | FinishTicket) -> None:
-        """I40: of two that have claimed a ticket, only the later one is heard."""
+        """I40: of two that have claimed a ticket, only the later one is heard.
+
+        What was said in time may be repeated.
+        """
         highest = self._claims.get(asked.ticket, 0)
-        if asked.token < highest and not (isinstance(asked, FinishTicket) and self._has_ended):
+        is_repeated = isinstance(asked, FinishTicket) and self._has_ended
+        if isinstance(asked, ShedTicket):
+            is_repeated = self._shed.get(asked.ticket) == asked.token
+            self._shed[asked.ticket] = asked.token
+        if asked.token < highest and not is_repeated:
             what = type(asked).__name__
             self._checks.fail("I40", f"{what} of {asked.token:#x} is heard after {highest:#x}")
 

@@ -32,7 +32,8 @@ THREADS: Final = 3
 PREFILL_PATIENCE_S: Final = 6.0
 STREAM_PATIENCE_S: Final = 2.0
 PREFILLS_MAX: Final = 3
-CANCELS: Final = 0.1
+HANGS_UP: Final = 0.2
+"""Chance that a request's caller goes, after whichever token."""
 TOKENS_MIN: Final = 1
 TOKENS_MAX: Final = 12
 """Of an answer."""
@@ -47,6 +48,8 @@ class Request:
     name: str
     prompt: tuple[int, ...]
     count: int
+    wanted: int
+    """Tokens until its caller hangs up; all of them where it stays."""
     deadline_s: float
     """A moment."""
     tokens: list[int] = field(default_factory=list)
@@ -64,6 +67,11 @@ class Request:
     def is_whole(self) -> bool:
         """Whether the last token is there."""
         return len(self.tokens) >= self.count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for more."""
+        return len(self.tokens) >= self.wanted
 
 
 class PdGateway(PdNode):
@@ -100,9 +108,9 @@ class PdGateway(PdNode):
         """One request; how it ended."""
         name = f"{self.name}/{self.world.nodes[self.name].life}/{self.next_number()}"
         prompt = self.fleet.prompts.draw(self.random)
-        request = Request(
-            name, prompt, self.random.randint(TOKENS_MIN, TOKENS_MAX), self.world.now + left_s
-        )
+        count = self.random.randint(TOKENS_MIN, TOKENS_MAX)
+        wanted = self.random.randint(1, count) if self.random.random() < HANGS_UP else count
+        request = Request(name, prompt, count, wanted, self.world.now + left_s)
         self.fleet.checks.asked(self, request)
         opened = yield from self._open(request, left_s)
         end = "throttled"
@@ -144,7 +152,7 @@ class PdGateway(PdNode):
         self.holder.drop(ticket)
         self.requests.pop(ticket, None)
         try:
-            if end == "finished":
+            if end == "finished" and request.claim:
                 yield from self.run(tickets.finish_ticket(ticket, request.claim, timeout_s=ASK_S))
             else:
                 yield from self.run(tickets.cancel_ticket(ticket, timeout_s=ASK_S))
@@ -156,12 +164,10 @@ class PdGateway(PdNode):
         if not (yield from self._prefilled(request, opened)):
             return "no prefill"
         above, ticket = 0, opened.ticket
-        while not request.is_whole:
+        while not request.is_over:
             left_s = request.deadline_s - self.world.now
             if left_s <= 0:
                 return "expired"
-            if self.random.random() < CANCELS:
-                return "cancelled"
             try:
                 plan = self.holder.await_route(ticket, above, timeout_s=min(left_s, ASK_S))
                 routed = yield from self.run(plan)
@@ -171,7 +177,7 @@ class PdGateway(PdNode):
                 above = routed.route
                 self.holder.note(ticket, worker=routed.decode)
                 yield from self._stream(request, ticket, above, routed.decode)
-        return "finished"
+        return "finished" if request.is_whole else "cancelled"
 
     # --- prefill ------------------------------------------------------------------------------
 
@@ -215,7 +221,7 @@ class PdGateway(PdNode):
         request.route, request.has_given_up = route, False
         request.news = Signal()
         self.post(decode, partial(worker.asked, job))
-        while not request.is_whole and not request.has_given_up:
+        while not request.is_over and not request.has_given_up:
             known = len(request.tokens), request.claim
             yield from wait(self.world, self.name, request.news, STREAM_PATIENCE_S, None)
             request.news = Signal()
@@ -225,7 +231,9 @@ class PdGateway(PdNode):
     def heard(self, ticket: int, claim: int, tokens: tuple[int, ...]) -> None:
         """A decode worker has generated so far."""
         request = self.requests.get(ticket)
-        if request is None or not self.is_current(request, claim):
+        if request is None:
+            return
+        if not self.is_current(request, claim):
             self.world.counts["tickets: tokens of others"] += 1
             return
         self.fleet.checks.heard(request, claim)

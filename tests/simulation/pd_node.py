@@ -6,6 +6,7 @@ messages in place of HTTP. Whoever waits for a message has a deadline.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from kvstore.client.locations import Query, lookup_steps, match_steps
@@ -40,7 +41,7 @@ MOVE_S: Final = 2.0
 """Deadline of bringing or storing pages."""
 
 
-class PdNode(SimClient):
+class PdNode(SimClient, ABC):
     """One process of the fleet, in all its lives."""
 
     def __init__(self, simulation: Simulation, name: str, fleet: PdFleet) -> None:
@@ -50,9 +51,9 @@ class PdNode(SimClient):
         self.fleet = fleet
         self.clock = VirtualClock(self)
 
+    @abstractmethod
     def start(self) -> None:
         """Begin a life."""
-        raise NotImplementedError
 
     def post(self, target: str, action: Callable[[], None]) -> None:
         """A message that may get lost: `action` happens at the target."""

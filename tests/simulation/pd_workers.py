@@ -101,7 +101,8 @@ class PdWorker(PdNode):
         message = FleetBeat(
             WHOLE.id, self.name, member.life, 0, 0.0, 0.0, 0.0, 0.0, running
         )  # fmt: skip
-        for ticket in (yield from self.run(tickets.beat(message, timeout_s=ASK_S))):
+        noted = yield from self.run(tickets.beat(message, timeout_s=ASK_S))
+        for ticket in noted.fenced:
             self.running.pop(ticket, None)
 
 

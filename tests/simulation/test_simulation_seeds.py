@@ -81,7 +81,7 @@ REACHED: Final = {
     "tickets: installed": 800,
     "tickets: shed": 100,
     "tickets: computed again": 50,
-    "tickets: tokens of others": 10,
+    "tickets: tokens of others": 3,
     "tickets: throttled for staging": 10,
     "terms": 600,
     "answers in doubt": 30,

@@ -59,8 +59,8 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """Nobody cancels, and nobody sheds, but where a test says so."""
-    monkeypatch.setattr("tests.simulation.pd_gateway.CANCELS", 0.0)
+    """Nobody hangs up, and nobody sheds, but where a test says so."""
+    monkeypatch.setattr("tests.simulation.pd_gateway.HANGS_UP", 0.0)
     monkeypatch.setattr("tests.simulation.pd_workers.SHEDS", 0.0)
     monkeypatch.setattr("tests.simulation.pd_gateway.TOKENS_MIN", 8)
     served = Served()

@@ -17,6 +17,7 @@ MODEL_PROGRAMS: Final = (
     "workers/prefill*",
     "workers/decode*",
     "workers/demo*",
+    "workers/drills/truth.py",
     "workers/smollm*",
     "workers/generation*",
     "workers/tiny_llama*",
@@ -28,6 +29,7 @@ MODEL_PROGRAMS: Final = (
     "workers/sampling*",
     "workers/serve.py",
     "workers/serve_batch.py",
+    "workers/serve_keeping.py",
     "workers/serve_kv.py",
     "workers/serve_prefill.py",
     "workers/serve_tails.py",
@@ -43,6 +45,7 @@ CONSOLE: Final = ("kvstore/cli/*", "workers/demo*")
 OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "aetcd": ("kvstore/coordination/etcd*.py",),
     "aiohttp": (
+        "benchmarks/serving_load.py",
         "kvstore/admin_http.py",
         "workers/gateway*",
         "workers/serve.py",
@@ -64,6 +67,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
+    "opentelemetry": ("workers/sent_spans.py",),
     "prometheus_client": ("master/metrics.py", "workers/metrics.py", "workers/gateway_metrics.py"),
     "pyeclib": ("kvstore/erasure.py",),
     "rich": CONSOLE,

@@ -95,7 +95,7 @@ def required_names() -> set[str]:
     """Return the names of everything that pyproject.toml asks for on an ordinary machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    ours = ("cpu", "demo", "dev", "etcd")
+    ours = ("cpu", "demo", "dev", "etcd", "tracing")
     wanted = [*project["dependencies"], *(each for name in ours for each in extras[name])]
     return {normal_name(re.split(r"[<>=!~ \[;]", each)[0]) for each in wanted}
 

@@ -26,6 +26,7 @@ class FakeConnection:
     def __init__(self, pool: FakeMasters, script: list[Step], epoch: int) -> None:
         self.epoch = epoch
         self.is_open = True
+        self.is_cut_off = False
         self._pool = pool
         self._script = script
 
@@ -35,6 +36,9 @@ class FakeConnection:
         self._pool.asked.append(message)
         self._pool.timeouts.append(timeout_s)
         step = self._script.pop(0) if self._script else None
+        self.is_cut_off = step == "cut off"
+        if step == "cut off":
+            step = "silent"
         if step == "silent" and on_silence is not None:
             self._wait(timeout_s, on_silence)
             timeout_s = 0.0

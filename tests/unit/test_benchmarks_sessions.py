@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from benchmarks.sessions import chat_trace
 
 
@@ -14,6 +16,7 @@ def test_sessions_come_at_the_rate_asked_for_and_return() -> None:
     trace = chat_trace(1, 2000.0, 1.0)
     assert 1.2 < len(trace.requests) / 2000.0 < 3.0
     assert trace.seconds < 2000.0
+    assert 300 < median(request.new_tokens for request in trace.requests) < 400
     touched = sum(len(trace.full_pages(request)) for request in trace.requests)
     fresh = len({page for request in trace.requests for page in trace.full_pages(request)})
     # Between a quarter and two thirds of the pages of all prompts were there before.

@@ -27,6 +27,12 @@ def test_a_shape_names_each_worker_and_its_role() -> None:
     assert gateway == {"--listen=host:1", "--worker=w:1", "--worker=w:2"} | shared
 
 
+def test_workers_change_roles_where_that_is_asked_for() -> None:
+    found = parse_serving("1p2d", "tiny", "host:1", None, switch_roles=True)
+    assert found is not None
+    assert "--switch-roles" in found.worker_options("decode-1", "decode", PLACES, "m:1")
+
+
 def test_without_a_shape_nothing_is_served() -> None:
     assert parse_serving(None, "tiny", "host:1", None) is None
 

@@ -9,7 +9,7 @@ from kvstore.client.steps import drive
 from kvstore.client.ticket_holder import TicketHolder
 from kvstore.client.tickets import HandOver, TicketRequest
 from kvstore.errors import AccessDenied, DeadlineExceeded, UnknownTicket
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, Epoch, generation_of
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import (
@@ -26,12 +26,13 @@ from tests.unit.client_scripts import Script, opened
 SPACE = opened()
 CHAIN = SPACE.chain(range(10))
 REQUEST = TicketRequest(SPACE, "request-1", CHAIN, 10, 5, 2.0, 60.0, "lora")
-FIRST, SECOND = TicketOpened(1, 0, "p1", "host:1"), TicketOpened(2, 0, "p1", "host:1")
+ONE, TWO = generation_of(Epoch(1), 1), generation_of(Epoch(1), 2)
+FIRST, SECOND = TicketOpened(ONE, 0, "p1", "host:1"), TicketOpened(TWO, 0, "p1", "host:1")
 TAIL = TailRef(tails("tests").id, bytes(KEY_BYTES), 2048)
-ROUTED = TicketRouted(3, "d1", "host:2")
+ROUTED = TicketRouted(generation_of(Epoch(2), 3), "d1", "host:2")
 
 
-def presented(ticket: int = 1, passed_s: float = 0.0) -> PresentTicket:
+def presented(ticket: int = ONE, passed_s: float = 0.0) -> PresentTicket:
     """As it was opened so long ago, and no more is known."""
     left_s = max(0.0, 2.0 - passed_s), 60.0 - passed_s
     return PresentTicket(
@@ -60,15 +61,15 @@ def test_nothing_is_presented_while_the_same_master_leads() -> None:
 def test_a_new_master_hears_of_all_that_is_held_once() -> None:
     script = Script()
     holder = held(script, FIRST, SECOND)
-    holder.note(2, worker="d1", token=9)
-    holder.note(2, token=8, done=HandOver(CHAIN.slice(0, 1), (7, 8), TAIL))
+    holder.note(TWO, worker="d1", token=9)
+    holder.note(TWO, token=8, done=HandOver(CHAIN.slice(0, 1), (7, 8), TAIL))
     script.clock.advance(5.0)
     assert drive(holder.keep(), script.will(Term(2), Done(), Done())) == []
     second = msgspec.structs.replace(
-        presented(2, 5.0), token=9, worker="d1", keys=CHAIN.packed[:KEY_BYTES], tokens=(7, 8),
+        presented(TWO, 5.0), token=9, worker="d1", keys=CHAIN.packed[:KEY_BYTES], tokens=(7, 8),
         tail=TAIL,
     )  # fmt: skip
-    assert script.asked == [GetTerm(), presented(1, 5.0), second]
+    assert script.asked == [GetTerm(), presented(ONE, 5.0), second]
     drive(holder.keep(), script.will(Term(2)))
     assert script.asked[3:] == [GetTerm()]
 
@@ -77,11 +78,11 @@ def test_what_is_refused_is_given_up() -> None:
     script = Script()
     holder = held(script, FIRST, SECOND)
     answers = Term(2), AccessDenied("another holds it"), Done()
-    assert drive(holder.keep(), script.will(*answers)) == [1]
+    assert drive(holder.keep(), script.will(*answers)) == [ONE]
     assert len(holder) == 1
-    holder.note(1, token=9)  # by whoever has not heard of that yet
+    holder.note(ONE, token=9)  # by whoever has not heard of that yet
     drive(holder.keep(), script.will(Term(3), Done()))
-    assert script.asked[-1] == presented(2)
+    assert script.asked[-1] == presented(TWO)
 
 
 def test_a_master_that_goes_away_meanwhile_is_followed_by_another_try() -> None:
@@ -97,16 +98,49 @@ def test_a_route_is_awaited_at_a_master_that_did_not_know_the_ticket() -> None:
     script = Script()
     holder = held(script, FIRST)
     answers = UnknownTicket("ticket 1"), Done(), ROUTED
-    assert drive(holder.await_route(1, 0, timeout_s=5.0), script.will(*answers)) == ROUTED
-    assert script.asked == [AwaitRoute(1, 0, 4.0), presented(), AwaitRoute(1, 0, 4.0)]
+    assert drive(holder.await_route(ONE, 0, timeout_s=5.0), script.will(*answers)) == ROUTED
+    assert script.asked == [AwaitRoute(ONE, 0, 4.0), presented(), AwaitRoute(ONE, 0, 4.0)]
+
+
+def test_what_is_staged_only_after_it_was_presented_is_presented_again() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    drive(holder.keep(), script.will(Term(2), Done()))
+    holder.note(ONE, done=HandOver(CHAIN, (7,)))
+    script.asked.clear()
+    staged = msgspec.structs.replace(presented(), tokens=(7,))
+    drive(holder.await_route(ONE, 2), script.will(Done(), ROUTED))
+    later = TicketRouted(ROUTED.route + 1, "d2", "host:3")
+    drive(holder.await_route(ONE, ROUTED.route), script.will(later))
+    assert script.asked == [staged, AwaitRoute(ONE, 2, 8.0), AwaitRoute(ONE, ROUTED.route, 8.0)]
+
+
+def test_what_the_master_before_had_opened_is_presented_however_late_that_is_heard() -> None:
+    script = Script()
+    holder = held(script)
+    drive(holder.keep(), script.will(Term(2)))
+    holder.hold(REQUEST, FIRST)
+    holder.hold(REQUEST, TicketOpened(generation_of(Epoch(2), 1), 0, "p1", "host:1"))
+    script.asked.clear()
+    drive(holder.keep(), script.will(Term(2), Done()))
+    assert script.asked == [GetTerm(), presented()]
+
+
+def test_what_a_master_has_routed_it_knows() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    drive(holder.await_route(ONE, 0), script.will(UnknownTicket("ticket 1"), Done(), ROUTED))
+    script.asked.clear()
+    drive(holder.keep(), script.will(Term(2)))
+    assert script.asked == [GetTerm()]
 
 
 def test_what_is_not_held_is_not_presented() -> None:
     script = Script()
     holder = held(script, FIRST)
-    holder.drop(1)
-    holder.drop(1)
+    holder.drop(ONE)
+    holder.drop(ONE)
     with pytest.raises(UnknownTicket):
-        drive(holder.await_route(1, 0), script.will(UnknownTicket("ticket 1")))
+        drive(holder.await_route(ONE, 0), script.will(UnknownTicket("ticket 1")))
     drive(holder.keep(), script.will(Term(2)))
-    assert script.asked == [AwaitRoute(1, 0, 8.0), GetTerm()]
+    assert script.asked == [AwaitRoute(ONE, 0, 8.0), GetTerm()]

@@ -59,7 +59,7 @@ LIST = wire.TicketList(0, (), (), 0, 0)
         (tickets.await_route(9, 2), wire.AwaitRoute(9, 2, 8.0), wire.TicketRouted(0, "", ""), None),
         (tickets.cancel_ticket(9), wire.CancelTicket(9), Done(), None),
         (tickets.join_fleet(JOIN), JOIN, wire.FleetJoined(3, 0.5, 3.0), MEMBER),
-        (tickets.beat(BEAT), BEAT, wire.FleetNoted((4, 5)), (4, 5)),
+        (tickets.beat(BEAT), BEAT, wire.FleetNoted((4, 5)), wire.FleetNoted((4, 5))),
         (tickets.leave_fleet(MEMBER), wire.LeaveFleet(NAMESPACE, "d1", 3), Done(), None),
         (tickets.begin_prefill(9, MEMBER), wire.BeginPrefill(9, "d1", 3), Done(), None),
         (tickets.begin_prefill(9, MEMBER, 70), wire.BeginPrefill(9, "d1", 3, 70), Done(), None),

@@ -82,6 +82,15 @@ def test_a_leader_that_keeps_silent_is_left_for_one_of_a_higher_epoch() -> None:
     assert masters.clock.now_s() < elected_s + limits.CALL_PATIENCE_S
 
 
+def test_a_leader_that_nothing_gets_to_is_asked_at_another_of_its_addresses() -> None:
+    masters = FakeMasters(a=[["cut off"]])
+    masters.epochs = {"a": 4, "b": 3, "c": 4}
+    link, began_s = masters.link("a", "b", "c"), masters.clock.now_s()
+    assert link.call(Done(), 10.0) == Done()
+    assert masters.dialled == ["a", "b", "c"]
+    assert masters.clock.now_s() - began_s == limits.CALL_PATIENCE_S
+
+
 def test_a_silent_leader_is_kept_while_nobody_else_leads() -> None:
     masters = FakeMasters(a=[["silent"]])
     link = masters.link("a", "b")

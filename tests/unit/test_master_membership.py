@@ -8,7 +8,6 @@ import pytest
 from kvstore import limits
 from kvstore.coordination.metadata_store import EPOCH_MAX
 from kvstore.ids import Epoch
-from kvstore.lease import inherited_release_s
 from kvstore.replica import ExtentState
 from kvstore.segment import Geometry, check_geometry
 from kvstore.wire.messages.common import Address
@@ -19,11 +18,10 @@ from kvstore.wire.messages.membership import (
     SegmentOffer,
     WorkerAccepted,
 )
-from kvstore.wire.messages.reads import GetStatus, Status
+from kvstore.wire.messages.reads import GetStatus, Remove, Status
 from master import losses
 from master.events import RaiseEpoch, Reply, Request
 from master.segments import SegmentState
-from master.tunables import Tunables
 from tests.unit.master_rig import CHUNK, OpenedNamespace, Rig, chain, failure
 
 KEYS = chain(1, 8)
@@ -145,6 +143,25 @@ def test_cleaning_is_done_in_steps() -> None:
     rig.master.check_invariants()
 
 
+def test_pages_in_a_row_are_dropped_at_once_and_those_between_others_too(rig: Rig) -> None:
+    worker = rig.workers["w1"]
+    space = rig.open_namespace(parts=2)
+    keys = chain(0, 12)
+    space.put(keys[: 5 * 32], parts=(0, 1))
+    space.put(chain(1, 3), parts=(1, 0))
+    space.put(keys[5 * 32 :], keys[4 * 32 : 5 * 32], (0, 1))
+    rig.ask(rig.engine, Remove(space.id, keys[2 * 32 : 3 * 32] + keys[8 * 32 : 10 * 32], 5.0))
+    rig.pass_time(1.0)
+    there = space.probe(keys + chain(1, 3))
+    assert there == b"\1\1\0\1\1\1\1\1\0\0\1\1" + b"\1" * 3
+    lost = rig.master.core.counters
+    worker.leave()
+    rig.pass_time(LOST_S + 1.0)
+    assert (lost["pages_lost"], rig.master.core.tree(1).pages) == (2 * there.count(1), 0)
+    worker.join()
+    assert space.probe(keys + chain(1, 3)) == there
+
+
 def test_a_return_stops_the_cleaning() -> None:
     rig = Rig()
     worker = rig.add_worker(chunks=2, chunk_bytes=64 * CHUNK)
@@ -216,43 +233,6 @@ def test_another_file_under_an_old_name_starts_empty(rig: Rig, space: OpenedName
     }
     worker.join()
     assert space.probe(KEYS) == bytes(8), "what was given up may only come back empty"
-
-
-def test_a_segment_away_for_too_long_is_forgotten() -> None:
-    rig = Rig(Tunables(segment_forget_s=60.0))
-    worker = rig.add_worker()
-    space = rig.open_namespace()
-    space.put(KEYS)
-    worker.leave()
-    space.remove(KEYS[:32])
-    rig.pass_time(65.0)
-    assert not rig.master.core.workers
-    assert not rig.master.core.segments
-    worker.join()
-    assert space.probe(KEYS) == bytes(8)
-    rig.pass_time(1.0)
-    assert not worker.records
-    space.put(KEYS)
-    worker.leave()
-    worker.join()
-    assert space.probe(KEYS) == b"\1" * 8
-
-
-def test_a_forgotten_segment_is_forgotten_by_the_next_master_too() -> None:
-    rig = Rig(Tunables(segment_forget_s=60.0))
-    worker = rig.add_worker()
-    space = rig.open_namespace()
-    space.put(KEYS)
-    worker.leave()
-    rig.pass_time(65.0)
-    rig.takeover(2)
-    again = rig.open_namespace()
-    worker.join()
-    assert again.probe(KEYS) == bytes(8)
-    rig.pass_time(inherited_release_s(1.0))
-    assert not worker.records
-    again.put(KEYS)
-    assert again.probe(KEYS) == b"\1" * 8
 
 
 @pytest.mark.parametrize(

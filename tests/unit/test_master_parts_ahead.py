@@ -227,6 +227,7 @@ def test_wrong_tokens_and_numbers_are_refused(
 ) -> None:
     fleet, opened, token = ahead()
     named = token + 1 if message.token else token
+    asked: wire.AwaitParts | wire.LocateParts
     if isinstance(message, wire.AwaitParts):
         asked = wire.AwaitParts(opened.ticket, named, message.have, message.timeout_s)
     else:

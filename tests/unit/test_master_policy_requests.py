@@ -43,6 +43,7 @@ KINDS = {
     "prefill_routing": set(registry.PREFILL_ROUTING),
     "decode_routing": set(registry.DECODE_ROUTING),
     "colocation": set(registry.COLOCATION),
+    "roles": set(registry.ROLES),
 }
 
 
@@ -62,6 +63,7 @@ def test_all_kinds_are_told_as_they_are_configured() -> None:
         "prefill_routing": ("prefix_load", False),
         "decode_routing": ("kv_aware", False),
         "colocation": ("break_even", False),
+        "roles": ("enforce", False),
     }
     assert told["eviction"].parameters["half_life_s"] == 600.0
     assert told["admission"].parameters == {"touches": 3}

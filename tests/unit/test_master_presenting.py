@@ -8,6 +8,7 @@ from kvstore import limits
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master.tickets import TicketState
+from master.tunables import Tunables
 from tests.unit.master_rig import chain, failure
 from tests.unit.replaced import replaced
 from tests.unit.ticket_rig import Fleet
@@ -97,6 +98,36 @@ def test_a_worker_that_has_restarted_or_gone_meanwhile_gives_it_up(*, comes: boo
     route = fleet.route(ticket)
     assert route.decode == "d2"
     assert fleet.claim(ticket, route).token > claimed.token
+
+
+def test_what_was_staged_before_the_takeover_is_so_once_its_gateway_knows() -> None:
+    """It was presented while its prefill worker's answer was under way, and waited for for ever."""
+    fleet = Fleet()
+    fleet.pair()
+    opened = fleet.stage(fleet.wish(seed=1, request="one"))
+    taken_over(fleet)
+    fleet.join("d1")
+    fleet.ask(present(fleet, opened.ticket), Done)
+    assert fleet.ticket(opened.ticket).state is TicketState.PREFILLING
+    other = replaced(present(fleet, opened.ticket, tokens=(7,)), "keys", chain(2, 2))
+    assert refused(fleet, other) == "bad_value"
+    for _ in range(2):
+        fleet.ask(present(fleet, opened.ticket, tokens=(7,)), Done)
+        assert fleet.ticket(opened.ticket).state is TicketState.STAGED
+    assert fleet.route(opened.ticket).decode == "d1"
+    fleet.ask(wire.CancelTicket(opened.ticket), Done)
+    fleet.assert_nothing_held()
+
+
+def test_one_that_a_worker_runs_alone_can_be_presented_as_staged() -> None:
+    fleet = Fleet(Tunables(cluster="test", replicas=1, colocation="always"))
+    fleet.join("b1", "both")
+    opened = fleet.open(fleet.wish(seed=1, request="one"))
+    fleet.begin(opened)
+    fleet.ask(present(fleet, opened.ticket, tokens=(7,), worker="b1"), Done)
+    ticket = fleet.ticket(opened.ticket)
+    assert (ticket.state, ticket.alone, ticket.slot) == (TicketState.STAGED, "", None)
+    assert ticket.staged_bytes == ticket.staging()
 
 
 def test_only_the_highest_claim_counts() -> None:

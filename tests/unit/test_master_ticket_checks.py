@@ -105,6 +105,10 @@ def two_of_one_request(core: Core) -> None:
     staged(core).wish = routed(core).wish
 
 
+def tokens_wait_for_nobody(core: Core) -> None:
+    staged(core).fleet.waiting_tokens += 1
+
+
 BROKEN: dict[Callable[[Core], None], str] = {
     credit_is_kept: "I39: .* tokens of credit",
     tickets_are_miscounted: "I39",
@@ -122,6 +126,7 @@ BROKEN: dict[Callable[[Core], None], str] = {
     nobody_waits: "I18: nobody waits",
     silence_is_not_heard: "I18: d1 is never given up",
     two_of_one_request: "I42",
+    tokens_wait_for_nobody: "I39: .* tokens wait",
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.pins import PinPages
 from kvstore.wire.messages.puts import AbortPut, Sealed
@@ -298,3 +300,36 @@ def test_a_hard_pin_keeps_the_last_copy_whose_worker_is_heard() -> None:
     rig.pass_time(3.0)
     assert rig.master.core.counters["workers_lost"] == 1
     assert space.probe(keys) == b"\1" * 3 + bytes(1)
+
+
+@pytest.mark.parametrize(
+    ("branches", "pinned", "stays"),
+    [
+        pytest.param(1, True, True, id="one of what hangs below is pinned"),
+        pytest.param(1, False, False, id="nothing is"),
+        pytest.param(3, False, True, id="more hangs below than is looked through"),
+    ],
+)
+def test_what_is_above_a_hard_pin_keeps_the_copy_whose_worker_is_heard(
+    monkeypatch: pytest.MonkeyPatch, branches: int, pinned: bool, stays: bool
+) -> None:
+    monkeypatch.setattr(victims, "BELOW_RUNS_MAX", 2)
+    rig = Rig(Tunables(cluster="test", replicas=2))
+    rig.add_worker("w1")
+    silent = rig.add_worker("w2")
+    space = rig.open_namespace()
+    keys, other = chain(0, 4), chain(100, 1)
+    space.put(keys)
+    space.put(other)
+    below = [chain(number, 2) for number in range(1, branches + 1)]
+    for each in below:
+        space.put(each, keys[-32:])
+    rig.pass_time(12.0)
+    rig.ask(rig.engine, PinPages(space.id, below[0][32:] if pinned else other, "o", True, 60.0))
+    silence(silent)
+    core, run = rig.master.core, run_of(rig, keys)
+    freed = victims.evict_tail(core, core.segments["w1-dram"], run, 4 * PAGE)
+    assert freed == (0 if stays else 4 * PAGE)
+    rig.pass_time(3.0)
+    assert core.counters["workers_lost"] == 1
+    assert space.probe(keys) == (b"\1" if stays else b"\0") * 4

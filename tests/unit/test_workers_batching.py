@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -30,6 +30,9 @@ from workers.engine import ROWS_MAX, AnyEngine, Engine, EngineRequest, Generated
 from workers.generation import logits_after
 from workers.one_by_one import OneByOne
 from workers.row_kv import STEP_TOKENS, RowKV
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DTYPES = (torch.float32, torch.bfloat16)
 MODELS = {dtype: tiny(dtype) for dtype in DTYPES}
@@ -161,6 +164,30 @@ def test_an_installed_cache_is_copied_and_what_is_exported_is_not_written_again(
     assert cache.get_seq_length() == 20
     assert same(exported, computed_after(model, 20, 3))
     assert same(rows[1].cache(), computed_after(model, 20, 4))
+
+
+@pytest.mark.parametrize("make", [one_by_one, batched])
+def test_what_is_looked_at_stays_as_it_was_while_the_request_goes_on(
+    make: Callable[[LlamaForCausalLM], AnyEngine],
+) -> None:
+    asked = request("a", 2 * CHUNK, 300)
+    engine = make(tiny())
+    engine.add(asked)
+    for _ in range(20):
+        engine.step()
+    seen = engine.look("a")
+    copies = [(layer.keys.clone(), layer.values.clone()) for layer in seen.cache.layers]
+    ended = run(engine)[-1].taken  # memory has grown meanwhile
+    assert ended is not None
+    assert seen.tokens == ended.tokens[: len(seen.tokens)]
+    assert seen.cache.get_seq_length() == len(seen.tokens) - 1
+    for layer, (keys, values), whole in zip(
+        seen.cache.layers, copies, ended.cache.layers, strict=True
+    ):
+        held = keys.shape[2]
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+        assert torch.equal(whole.keys[:, :, :held], keys)
 
 
 def computed_after(model: LlamaForCausalLM, length: int, token: int) -> DynamicCache:

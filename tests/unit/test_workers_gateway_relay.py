@@ -18,6 +18,7 @@ from kvstore.errors import (
     Unavailable,
     UnknownTicket,
 )
+from kvstore.ids import Epoch, generation_of
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from tests.fakes import ManualClock
@@ -42,7 +43,7 @@ WISH = Wish(
     is_chat=False, tokens=PROMPT, max_tokens=5, temperature=0.0, top_p=1.0, seed=None,
     stop=(), stream=False, usage_at_end=False, timings=False,
 )  # fmt: skip
-TICKET = 7
+TICKET = generation_of(Epoch(1), 7)
 
 
 class FakeMaster:
@@ -97,8 +98,9 @@ class FakeMaster:
                 return wire.Term(self.epoch)
             case wire.AwaitRoute():
                 self.route += 1
+                number = generation_of(Epoch(self.epoch), self.route)
                 where, is_ahead = f"d{self.route}:1", not self.is_staged.is_set()
-                return wire.TicketRouted(self.route, f"d{self.route}", where, is_ahead)
+                return wire.TicketRouted(number, f"d{self.route}", where, is_ahead)
         return Done()
 
 
@@ -151,6 +153,10 @@ class FakeWorkers:
 STAGED = PrefillDone(TOKENS[0], 4, 0.1, 0.2)
 
 
+def route(number: int) -> int:
+    return generation_of(Epoch(1), number)
+
+
 def lines(claim: int, *indices: int) -> list[object]:
     return [Line(claim), *(Line(claim, i, TOKENS[i]) for i in indices)]
 
@@ -199,7 +205,7 @@ def test_tokens_are_told_once_whatever_decode_dies_of(at: int, error: Exception 
     if at < 4:
         again = case.workers.asked[-1]
         assert isinstance(again, DecodeAsk)
-        assert (again.route, again.tokens) == (2, (*PROMPT, *TOKENS[: at + 1]))
+        assert (again.route, again.tokens) == (route(2), (*PROMPT, *TOKENS[: at + 1]))
 
 
 def test_prefill_is_tried_on_others() -> None:
@@ -310,10 +316,11 @@ def test_a_prefill_worker_that_dies_once_it_has_staged_is_not_followed_by_anothe
 def test_a_prefill_worker_that_dies_with_the_master_is_followed_by_another() -> None:
     case = Case([Unavailable("x"), Unavailable("x"), STAGED], lines(5, 1, 2, 3, 4))
     case.master.refusals[wire.FailPrefill] = UnknownTicket("led by another since")
+    case.master.epoch = 2
     assert case.run() == TOKENS
-    (presented,) = case.master.heard(wire.PresentTicket)
-    assert isinstance(presented, wire.PresentTicket)
-    assert (presented.worker, presented.tokens) == ("p0", ())
+    heard = case.master.heard(wire.PresentTicket)
+    presented = [(m.worker, m.tokens) for m in heard if isinstance(m, wire.PresentTicket)]
+    assert presented == [("p0", ()), ("p2", (TOKENS[0],))], "and that it is staged by now"
 
 
 def test_tickets_are_presented_once_however_many_requests_ask_for_it() -> None:
@@ -321,6 +328,7 @@ def test_tickets_are_presented_once_however_many_requests_ask_for_it() -> None:
 
     async def presented() -> None:
         await case.passage.open()
+        case.master.epoch = 2
         await asyncio.gather(*(case.fleet.present() for _ in range(5)))
 
     case.run(presented)
@@ -362,52 +370,5 @@ def test_one_that_leaves_has_staged_what_it_has_done() -> None:
     assert case.run() == TOKENS
     routed = case.workers.asked[1]
     assert isinstance(routed, DecodeAsk)
-    assert (routed.route, routed.tokens) == (1, (*PROMPT, *TOKENS[:2]))
+    assert (routed.route, routed.tokens) == (route(1), (*PROMPT, *TOKENS[:2]))
     assert case.master.ends() == [wire.FinishTicket(TICKET, 5)]
-
-
-def ahead_case(prefills: list[object], *decodes: list[object]) -> Case:
-    """Decode workers are chosen before the prompt is computed."""
-    case = Case(prefills, *decodes)
-    case.master.routes_ahead = True
-    return case
-
-
-def test_the_worker_that_is_chosen_ahead_pulls_until_the_answer_begins() -> None:
-    case = ahead_case([STAGED], lines(5, 1, 2, 3, 4))
-    seen: list[tuple[int, int]] = []
-
-    async def act() -> None:
-        await case.passage.open()
-        async for token in case.passage.tokens():
-            await asyncio.sleep(0)
-            seen.append((token, case.workers.preparing))
-
-    case.run(act)
-    assert seen == [(TOKENS[0], 1), *((token, 0) for token in TOKENS[1:])]
-    assert PrepareAsk(TICKET, 1, "r/1", PROMPT) in case.workers.asked
-    assert case.workers.preparing == 0
-
-
-@pytest.mark.parametrize("error", [Unavailable("x"), UnknownTicket("x"), TimeoutError()])
-def test_a_prefill_that_fails_ends_what_is_pulled_ahead(error: Exception) -> None:
-    case = ahead_case([error, STAGED], lines(5, 1, 2, 3, 4))
-    assert case.run() == TOKENS
-    prepares = [each for each in case.workers.asked if isinstance(each, PrepareAsk)]
-    assert [each.route for each in prepares] == [1, 2]
-    assert case.workers.preparing == 0
-
-
-def test_who_stops_asking_ends_what_is_pulled_ahead() -> None:
-    case = ahead_case([STAGED], lines(5, 1, 2, 3, 4))
-
-    async def act() -> None:
-        await case.passage.open()
-        async with aclosing(case.passage.tokens()) as tokens:
-            assert await anext(tokens) == TOKENS[0]
-            assert case.workers.preparing == 1
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert case.workers.preparing == 0
-
-    case.run(act)

@@ -170,13 +170,8 @@ def test_tokens_that_the_master_alone_knows_of_are_told_first() -> None:
 def test_without_a_route_all_is_computed_and_nothing_is_claimed(known: int) -> None:
     case = Case()
 
-    async def kept(desk: DecodeDesk) -> list[Line]:
-        found = await said(desk, ask(0, *generated()[:known]))
-        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- nobody else waits for that
-        return found
-
-    assert case.run(kept) == lines(0, known)
-    assert case.kv.kept == [(*PROMPT, *generated()[:-1])]
+    assert case.run(lambda desk: all_kept(desk, ask(0, *generated()[:known]))) == lines(0, known)
+    assert case.kv.kept[-1] == (*PROMPT, *generated()[:-1])
     assert case.store.asked == [wire.BeginPrefill(9, "d1", 3)]
 
 
@@ -245,16 +240,33 @@ def test_a_ticket_that_cannot_be_handed_on_keeps_no_other_from_it(route: int) ->
     assert case.asked(wire.ShedTicket if route else wire.StageTicket)
 
 
+async def all_kept(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
+    found = await said(desk, question)
+    while desk._keeping:  # noqa: SLF001 -- nobody else waits for that
+        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- as above
+    return found
+
+
+@pytest.mark.parametrize("route", [0, 4])
+def test_pages_that_an_answer_fills_are_kept_while_it_grows(route: int) -> None:
+    case = Case()
+    case.run(lambda desk: all_kept(desk, ask(route, *generated(1), tokens=60)))
+    whole = (*PROMPT, *generated(60)[:-1])
+    assert case.kv.kept[-1] == whole
+    assert len(case.kv.kept) > 1, case.kv.kept
+    counts = [len(tokens) for tokens in case.kv.kept]
+    assert counts == sorted(counts)
+    assert all(tokens == whole[: len(tokens)] for tokens in case.kv.kept)
+    pages = [count // 4 for count in counts[:-1]]
+    assert pages == sorted(set(pages)), "each put takes along a page more than the one before"
+    assert min(pages) > (len(PROMPT) + 1) // 4
+
+
 def test_an_answer_that_the_pool_does_not_keep_is_an_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     case = Case()
     case.kv.trouble = Unavailable("no pool")
-
-    async def asked(desk: DecodeDesk) -> list[Line]:
-        found = await said(desk, ask(0))
-        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- nobody else waits for that
-        return found
-
-    assert case.run(asked) == lines(0)
-    assert "pages of an answer are not kept: no pool" in caplog.text
+    case.run(lambda desk: all_kept(desk, ask(0, tokens=60)))
+    said_twice = caplog.text.count("pages of an answer are not kept: no pool")
+    assert said_twice == 2, "once while it grew, which was not tried again, and once at its end"

@@ -53,11 +53,14 @@ class Fleet:
         batch: int = 8,
         adapters: tuple[str, ...] = (),
         host: str = "",
+        *,
+        switches: bool = False,
     ) -> None:
         """A worker joins and beats once."""
         capacity = 0 if role == "prefill" else capacity
         place = f"{name}:1", host or f"host-{name}", "", ""
-        wish = wire.JoinFleet(self.space.id, name, role, *place, capacity, batch, adapters)
+        held = capacity, batch, adapters, switches
+        wish = wire.JoinFleet(self.space.id, name, role, *place, *held)
         self.joined[name] = wish
         self.lives[name] = self.ask(wish, wire.FleetJoined).life
         self.beat(name)
@@ -211,6 +214,7 @@ class Fleet:
         assert core.pins.tickets.pages == 0
         for fleet in book.fleets:
             assert (fleet.credit_tokens, fleet.tickets, fleet.waiting) == (0, 0, {})
+            assert fleet.waiting_tokens == 0
             for worker in fleet.workers.values():
                 held = worker.used_tokens, worker.link_bytes, worker.tickets, worker.prefixes
                 assert held == (0, 0, {}, {})

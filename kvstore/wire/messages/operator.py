@@ -22,7 +22,7 @@ class SetPolicy(Message, frozen=True, tag=75):
 
     kind: str
     """What it decides: eviction, admission (to drives), placement, replication, erasure,
-    prefill_routing, decode_routing or colocation."""
+    prefill_routing, decode_routing, colocation or roles (of inference workers)."""
     name: str
     parameters: dict[str, str]
 
@@ -48,6 +48,16 @@ class PoliciesInForce(Message, frozen=True, tag=76):
     """Master to operator: one of each kind; a change is durable."""
 
     policies: tuple[PolicyRow, ...]
+
+
+class ForgetWorker(Message, frozen=True, tag=148):
+    """Operator to master: this worker, which is lost or has left, will not come back -> Done.
+
+    What it held is given up at once: its segments, if they come back after all, come back empty.
+    A worker that nobody knows is refused, so also one that was forgotten already.
+    """
+
+    worker: str
 
 
 class ShrinkSegment(Message, frozen=True, tag=77):

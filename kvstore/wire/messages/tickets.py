@@ -32,6 +32,8 @@ class JoinFleet(Message, frozen=True, tag=176):
     batch_max: int
     """Requests that it decodes at once."""
     adapters: tuple[str, ...] = ()
+    switches: bool = False
+    """Whether it may be asked to change between prefill and decode."""
 
 
 class FleetJoined(Message, frozen=True, tag=177):
@@ -78,6 +80,9 @@ class FleetNoted(Message, frozen=True, tag=179):
 
     fenced: tuple[int, ...]
     """Of the tickets named: those that are not its own any more. It stops them."""
+    role: str = ""
+    """That this worker is to have: it hands over what it runs, leaves, and joins again in that
+    role. Empty: the one that it has."""
 
 
 class LeaveFleet(Message, frozen=True, tag=180):

@@ -1,0 +1,1 @@
+"""Which inference workers change their role: one algorithm a file."""
