@@ -9,6 +9,7 @@ from kvstore.errors import AccessDenied, BadValue, Fenced
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
+from master import tightening
 from master.ticket_changes import change, require, require_ticket
 from master.tickets import MOVING, Tail, TicketEvent, TicketState
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         StageTicket,
     )
     from master.core import Core
+    from master.fleets import FleetWorker
     from master.sessions import Caller
     from master.tickets import Ticket
 
@@ -39,12 +41,15 @@ def begin_prefill(core: Core, caller: Caller, message: BeginPrefill) -> None:
 def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
     """Answer Done; from now on the ticket may be routed, and pins what lies behind its pages."""
     ticket = require_ticket(core, caller, message.ticket)
-    _require_prefill(core, ticket, message)
+    worker = _require_prefill(core, ticket, message)
     keys, tail = check_pages(core, ticket.tenant, message)
     same = (ticket.keys, ticket.tail, ticket.tokens) == (keys, tail, message.tokens)
     is_repeated = same and ticket.state in {TicketState.STAGED, *MOVING}
     if not is_repeated:
+        was_alone = bool(ticket.alone)
         stage(core, ticket, keys, tail, message.tokens)
+        if not was_alone:  # else its first token was there long before
+            tightening.note_staged(core, ticket, worker)
     core.reply(caller, Done())
 
 
@@ -63,11 +68,13 @@ def stage(
     change(core, ticket, TicketEvent.STAGED, ready_s=core.now, **values)
 
 
-def _require_prefill(core: Core, ticket: Ticket, message: BeginPrefill | StageTicket) -> None:
+def _require_prefill(
+    core: Core, ticket: Ticket, message: BeginPrefill | StageTicket
+) -> FleetWorker:
     """AccessDenied to a worker of the fleet that was never named, Fenced to one of another life."""
-    core.tickets.fleets.worker(ticket.known, message.worker, message.life)
+    worker = core.tickets.fleets.worker(ticket.known, message.worker, message.life)
     if ticket.prefill == message.worker:
-        return
+        return worker
     if message.worker in {name for name, _ in ticket.failed_prefills}:
         raise Fenced(f"ticket {ticket.id} is computed by {ticket.prefill} by now")
     raise AccessDenied(f"ticket {ticket.id} is for {ticket.prefill}, not {message.worker}")
