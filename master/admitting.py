@@ -18,6 +18,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
 from kvstore.require import require_text
 from kvstore.wire.messages import tickets as wire
+from master import tightening
 from master.fleet_membership import TOKENS_MAX, own_namespace
 from master.fleets import BOTH, Fleet, FleetWorker
 from master.reads import asked_namespace
@@ -210,6 +211,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
+    _check_first_token(core, choice.worker, wish.first_token_s)
     ticket.staged_bytes = _staged_bytes(ticket, choice, found)
     if choice.alone is None:
         _check_staging(core, fleet, ticket)
@@ -282,6 +284,15 @@ def _check_migration(fleet: Fleet, ticket: Ticket) -> None:
         raise _throttled(min(times) - ticket.wish.first_token_s, "migration", text)
 
 
+def _check_first_token(core: Core, worker: FleetWorker, wished_s: float) -> None:
+    """What waits before it must leave time for the first token."""
+    over_s = tightening.excess_s(core, worker, wished_s)
+    if over_s > 0:
+        text = f"{worker.queued_tokens} tokens wait at {worker.name}, {over_s:.3f} s too long"
+        # Many come again then: not all of them at once, for a moment's room.
+        raise _throttled(max(over_s, wished_s / 10), "ttft", text)
+
+
 def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     """A prefill worker, and whether it runs all of it. Refused: there is none."""
     wish, found = case.wish, case.found
@@ -327,7 +338,7 @@ def _offer(worker: FleetWorker, found: Found, adapter: str) -> PrefillOffer:
     assert beat is not None, worker.name
     return PrefillOffer(
         worker.name, wish.host, wish.rack, wish.zone, found.tokens_by_host[wish.host],
-        beat.queued_tokens + worker.given_tokens, beat.tokens_per_s,
+        worker.queued_tokens, beat.tokens_per_s,
         worker.has(adapter), beat.link_bytes_per_s,
     )  # fmt: skip
 

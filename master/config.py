@@ -93,6 +93,9 @@ class MasterConfig(msgspec.Struct, frozen=True):
     erasure_parameters: Numbers = Numbers({})
     decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
     """Share of the KV tokens of a fleet's decode workers that requests are admitted for."""
+    first_token_over: float = limits.FIRST_TOKEN_OVER
+    """Of what a request wishes for its first token, what prompts before it may take. Less is
+    admitted while the slowest hundredth of first tokens take longer."""
     staging_bytes: SizeBytes = SizeBytes(0)
     """Of pages that wait for a decode worker; 0: a quarter of the memory that workers lend, or,
     where they lend none, of their drives."""
@@ -170,6 +173,8 @@ class MasterConfig(msgspec.Struct, frozen=True):
             raise BadValue("decode_occupancy_max", self.decode_occupancy_max, most)
         if not 0 <= self.route_ahead < inf:
             raise BadValue("route_ahead", self.route_ahead, "0 or a finite number above")
+        if not self.first_token_over > 0:
+            raise BadValue("first_token_over", self.first_token_over, "more than 0")
         if self.hints not in HINTS:
             raise BadValue("hints", self.hints, f"one of {', '.join(HINTS)}")
 
@@ -214,6 +219,7 @@ class MasterConfig(msgspec.Struct, frozen=True):
             erasure_parameters=self.erasure_parameters,
             hints=self.hints,
             decode_occupancy_max=self.decode_occupancy_max,
+            first_token_over=self.first_token_over,
             staging_bytes=self.staging_bytes,
             staging_s=self.staging_s,
             route_ahead=self.route_ahead,

@@ -45,6 +45,7 @@ class ExtentAllocator:
         "chunks",
         "frame_map",
         "geometry",
+        "sealed",
         "slack_bytes",
     )
 
@@ -59,6 +60,8 @@ class ExtentAllocator:
         self._open: dict[int, dict[int, Chunk]] = {}  # chunks with free slots, by class and start
         self.bytes_in = [0] * len(ExtentState)
         """Bytes of slots in each state; FREE counts those in chunks only."""
+        self.sealed = 0
+        """Slots that are."""
         self.slack_bytes = 0
         """What chunks are longer than their slots."""
         self.changed: Callable[[int, int], None] = _unheard
@@ -144,6 +147,7 @@ class ExtentAllocator:
         elif after == FREE:
             self._gave(chunk, count)
         if _SEALED in (before, after):
+            self.sealed += count if after == _SEALED else -count
             self.changed(chunk.start, after)
 
     def locate(self, offset: int) -> Span | None:
@@ -298,6 +302,9 @@ class ExtentAllocator:
             held = sum(c.states.count(state) * c.size_class for c in self.chunk_list)
             if held != self.bytes_in[state]:
                 raise InvariantBroken(f"I17: {self.bytes_in[state]} bytes {state.name}, not {held}")
+        sealed = sum(chunk.states.count(_SEALED) for chunk in self.chunk_list)
+        if sealed != self.sealed:
+            raise InvariantBroken(f"I17: {self.sealed} slots SEALED, not {sealed}")
         chunk_bytes = sum(c.frames for c in self.chunk_list) * self.geometry.frame_bytes
         if sum(self.bytes_in) + self.slack_bytes != chunk_bytes:
             raise InvariantBroken(f"I17: {self.slack_bytes} bytes of slack do not add up")

@@ -32,6 +32,8 @@ MISSED_MAX: Final = 2
 FAILED_MAX: Final = 16
 """Decode workers that a ticket remembers as those that did not do it."""
 TOKENS_MAX: Final = 1 << 40
+SPEED_KEPT: Final = 0.99
+"""Of the best speed at prompts, from one beat to the next: half of it after 35 s."""
 
 
 def own_namespace(core: Core, caller: Caller, namespace: bytes) -> KnownNamespace:
@@ -98,6 +100,7 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
     core.tickets.fleets.heard(worker, core.now)
     room = worker.decodes, worker.free_tokens
     worker.beat, worker.given_tokens = message, 0
+    worker.tokens_per_s = max(message.tokens_per_s, worker.tokens_per_s * SPEED_KEPT)
     fenced: list[int] = []
     named: set[int] = set()
     strange_tokens = 0

@@ -5,7 +5,7 @@ A fleet is all of one namespace. Must not know what becomes of the tickets of on
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,6 +26,8 @@ DECODE: Final = "decode"
 BOTH: Final = "both"
 ROLES: Final = (PREFILL, DECODE, BOTH)
 GRAIN_S: Final = 0.1
+FIRST_TOKENS_MAX: Final = 1024
+"""That are remembered; with more in the window, the latest."""
 
 
 class FleetWorker(msgspec.Struct, eq=False):
@@ -40,6 +42,9 @@ class FleetWorker(msgspec.Struct, eq=False):
     heard_s: float
     beat: FleetBeat | None = None
     """The last one; before the first nothing new is given to it."""
+    tokens_per_s: float = 0.0
+    """At which it computes prompts; 0: not measured. Short ones measure less than it can do, so
+    that the best is believed for a while."""
     given_tokens: int = 0
     """Of prompts that it was named for since its last beat."""
     strange_tokens: int = 0
@@ -59,6 +64,11 @@ class FleetWorker(msgspec.Struct, eq=False):
         """That it was asked to change to; empty: none."""
         turn = self.fleet.roles.turn
         return turn.role if turn is not None and turn.worker is self else ""
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts that it has, or was just named for."""
+        return self.given_tokens + (0 if self.beat is None else self.beat.queued_tokens)
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +112,18 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
     asked_s: float
 
 
+class FirstTokens(msgspec.Struct, eq=False):
+    """How long first tokens of a fleet took lately. Changed by master.tightening alone."""
+
+    recent: deque[tuple[float, float]] = msgspec.field(
+        default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX)
+    )
+    """When one was there, and how long it took in parts of what was wished for."""
+    share: float = 1.0
+    """Of the waiting that is admitted at most, what is admitted now."""
+    look_at_s: float = 0.0
+
+
 class Roles(msgspec.Struct, eq=False):
     """What is known of the roles of a fleet. Changed by master.roles alone."""
 
@@ -130,6 +152,7 @@ class Fleet(msgspec.Struct, eq=False):
     waiting_tokens: int = 0
     """Credit of those."""
     roles: Roles = msgspec.field(default_factory=Roles)
+    first_tokens: FirstTokens = msgspec.field(default_factory=FirstTokens)
 
     def decoders(self, adapter: str = "") -> list[FleetWorker]:
         """Those that take requests, of this adapter if one is named."""

@@ -9,6 +9,7 @@ from kvstore.errors import AccessDenied, BadValue, Fenced
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
+from master import tightening
 from master.ticket_changes import change, require, require_ticket
 from master.tickets import AHEAD, MOVING, Tail, TicketEvent, TicketState
 from policies.routing.estimates import UNMEASURED_LINK_BYTES_PER_S, UNMEASURED_TOKENS_PER_S
@@ -58,20 +59,25 @@ def _is_nearly_done(core: Core, ticket: Ticket, worker: FleetWorker, tokens_left
     left_s = tokens_left / (speed or UNMEASURED_TOKENS_PER_S)
     decoders = ticket.fleet.decoders(ticket.wish.adapter)
     beats = [each.beat for each in decoders if each.beat is not None]
-    speeds = [(beat, beat.link_bytes_per_s or UNMEASURED_LINK_BYTES_PER_S) for beat in beats]
-    moves_s = [beat.rtt_s + ticket.kv_bytes / speed for beat, speed in speeds]
+    moves_s = [
+        beat.rtt_s + ticket.kv_bytes / (beat.link_bytes_per_s or UNMEASURED_LINK_BYTES_PER_S)
+        for beat in beats
+    ]
     return left_s <= core.tunables.route_ahead * min(moves_s, default=0.0)
 
 
 def stage_ticket(core: Core, caller: Caller, message: StageTicket) -> None:
     """Answer Done; from now on the ticket may be routed, and pins what lies behind its pages."""
     ticket = require_ticket(core, caller, message.ticket)
-    _require_prefill(core, ticket, message)
+    worker = _require_prefill(core, ticket, message)
     keys, tail = check_pages(core, ticket.tenant, message)
     same = (ticket.keys, ticket.tail, ticket.tokens) == (keys, tail, message.tokens)
     is_repeated = same and ticket.state in {TicketState.STAGED, *MOVING}
     if not is_repeated:
+        was_alone = bool(ticket.alone)
         stage(core, ticket, keys, tail, message.tokens)
+        if not was_alone:  # else its first token was there long before
+            tightening.note_staged(core, ticket, worker)
     core.reply(caller, Done())
 
 

@@ -277,6 +277,7 @@ def _tickets(totals: TicketTotals) -> Iterator[Metric]:
         "ticket_capacity_tokens": ("Those that decode workers hold.", totals.capacity_tokens),
         "staged_bytes": ("Pages that wait for a decode worker.", totals.staged_bytes),
         "staging_budget_bytes": ("Most that may wait.", totals.staging_budget_bytes),
+        "ticket_admitted_share": ("Of the waiting that is admitted.", totals.admitted_share),
     }
     yield from _gauges("kvharbor_", gauges)
 

@@ -258,9 +258,8 @@ def _sealed(core: Core, worker: str) -> Amount:
     found = Amount()
     known = core.workers.get(worker)
     for segment in known.segments.values() if known is not None else ():
-        spaces = segment.allocator.chunk_list
-        pages = sum(chunk.states.count(ExtentState.SEALED) for chunk in spaces)
-        found.add(pages, segment.allocator.bytes_in[ExtentState.SEALED])
+        space = segment.allocator
+        found.add(space.sealed, space.bytes_in[ExtentState.SEALED])
     return found
 
 

@@ -65,22 +65,17 @@ def _crew(core: Core, fleet: Fleet) -> Crew:
     """The state of all who take requests, and how busy they were lately."""
     roles = fleet.roles
     computing = [worker for worker in fleet.workers.values() if worker.prefills]
-    working = sum(_queued(worker) > 0 for worker in computing)
+    working = sum(worker.queued_tokens > 0 for worker in computing)
     roles.busy += BUSY_WEIGHT * (working / max(1, len(computing)) - roles.busy)
-    speed = sum(w.beat.tokens_per_s or UNMEASURED_TOKENS_PER_S for w in computing if w.beat)
+    speed = sum(worker.tokens_per_s or UNMEASURED_TOKENS_PER_S for worker in computing)
     return Crew(
         sum(worker.wish.role == PREFILL for worker in computing),
         sum(worker.wish.role == DECODE for worker in fleet.decoders()),
-        sum(map(_queued, computing)) / speed if speed else inf,
+        sum(worker.queued_tokens for worker in computing) / speed if speed else inf,
         roles.busy,
         _load(fleet),
         core.now - max(roles.changed_s, core.started_s),
     )
-
-
-def _queued(worker: FleetWorker) -> int:
-    """Tokens of prompts that it has, or was just named for."""
-    return worker.given_tokens + (0 if worker.beat is None else worker.beat.queued_tokens)
 
 
 def _load(fleet: Fleet) -> float:
@@ -99,4 +94,4 @@ def _spared(fleet: Fleet, role: str) -> FleetWorker | None:
     """Who has least to hand over, of those of this role that offered to change."""
     able = [w for w in fleet.workers.values() if w.is_open and w.wish.role == role]
     offered = [worker for worker in able if worker.wish.switches]
-    return min(offered, key=lambda w: (w.used_tokens, _queued(w), w.name), default=None)
+    return min(offered, key=lambda w: (w.used_tokens, w.queued_tokens, w.name), default=None)

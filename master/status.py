@@ -105,13 +105,12 @@ def _tiers(core: Core) -> Iterator[TierStatus]:
     for tier in Tier:
         spaces = [segment.allocator for segment in segments if segment.tier is tier]
         if spaces:
-            chunks = [chunk for space in spaces for chunk in space.chunk_list]
             yield TierStatus(
                 tier.value,
                 len(spaces),
                 sum(space.capacity_bytes for space in spaces),
                 sum(space.used_bytes for space in spaces),
-                sum(chunk.states.count(ExtentState.SEALED) for chunk in chunks),
+                sum(space.sealed for space in spaces),
                 counters[f"hits_{tier}"],
                 counters[f"copies_evicted_{tier}"],
                 counters[f"moved_pages_{tier}"],

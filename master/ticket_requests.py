@@ -73,4 +73,5 @@ def totals(core: Core) -> TicketTotals:
         sum(fleet.capacity_tokens for fleet in fleets),
         core.tickets.staged_bytes,
         staging_budget(core),
+        min((fleet.first_tokens.share for fleet in fleets), default=1.0),
     )

@@ -66,6 +66,7 @@ class Tunables(msgspec.Struct, frozen=True):
     erasure_parameters: Mapping[str, object] = {}
     hints: str = GIVEN
     decode_occupancy_max: float = limits.DECODE_OCCUPANCY_MAX
+    first_token_over: float = limits.FIRST_TOKEN_OVER
     staging_bytes: int = 0
     """Of staged pages of all tickets; 0: a quarter of the memory that can be read, or,
     where there is none, of the drives."""
@@ -109,6 +110,8 @@ class Tunables(msgspec.Struct, frozen=True):
                 f"decode_occupancy_max: got {self.decode_occupancy_max}, want more than 0 and at "
                 "most 1"
             )
+        if not self.first_token_over > 0:
+            raise ConfigError(f"first_token_over: got {self.first_token_over}, want more than 0")
         if self.staging_s <= 0 or self.staging_bytes < 0:
             raise ConfigError(
                 f"staging_s, staging_bytes: got {self.staging_s}, {self.staging_bytes}, want more "

@@ -60,6 +60,12 @@ WorkerAdmin = Annotated[
     str | None,
     typer.Option(help="The worker's HTTP host:port, or off.", show_default=WORKER_ADMIN),
 ]
+SwitchRoles = Annotated[
+    bool,
+    typer.Option(
+        "--switch-roles", help="With --pd: workers change between prefill and decode by need."
+    ),
+]
 Shape = Annotated[
     str | None,
     typer.Option(help="Serve a model by prefill and decode workers, so many of each: 1p2d."),
@@ -132,12 +138,7 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
         str, typer.Option(help=f"With --pd: one of {', '.join(serving.MODELS)}.")
     ] = serving.MODELS[0],
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
-    switch_roles: Annotated[
-        bool,
-        typer.Option(
-            "--switch-roles", help="With --pd: workers change between prefill and decode by need."
-        ),
-    ] = False,
+    switch_roles: SwitchRoles = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a standalone pool, master and worker, until a signal stops it.

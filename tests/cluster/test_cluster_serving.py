@@ -38,6 +38,13 @@ def body(text: str, tokens: int, **how: object) -> dict[str, Any]:
     return {"prompt": text, "max_tokens": tokens, "temperature": 0, **how}
 
 
+def set_roles(fleet: Fleet, *policy: str) -> None:
+    """Have the master move workers between roles so."""
+    told = f"--master={fleet.up.master}", f"--secret-file={fleet.folder / 'secret'}"
+    done = kvharbor("policy", "set", *told, "roles", *policy)
+    assert done.returncode == ExitCode.OK, done.stderr
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
@@ -57,7 +64,9 @@ def collector() -> Iterator[SpanCollector]:
 def fleet(tmp_path_factory: pytest.TempPathFactory, collector: SpanCollector) -> Iterator[Fleet]:
     """One for the tests that kill nothing."""
     folder = tmp_path_factory.mktemp("fleet")
-    with Fleet(folder, "prefill", "decode", "decode", secret=secret_file(folder)) as made:
+    roles, secret = ("prefill", "decode", "decode"), secret_file(folder)
+    with Fleet(folder, *roles, options=("--switch-roles",), secret=secret) as made:
+        set_roles(made, "off")
         yield made
     remove_segments(folder / "pool")
 
@@ -111,15 +120,6 @@ def test_answers_are_those_of_one_process(fleet: Fleet) -> None:
     fleet.await_idle()
 
 
-def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
-    whole = alone(prompt(1), 60)
-    stop = whole[20:23]
-    _, said = fleet.ask(COMPLETIONS, body(prompt(1), 60, stop=stop))
-    assert said["choices"][0]["text"] == whole[: whole.find(stop)]
-    assert said["choices"][0]["finish_reason"] == "stop"
-    fleet.await_idle()
-
-
 def test_a_request_is_followed_through_all_processes(
     fleet: Fleet, collector: SpanCollector
 ) -> None:
@@ -148,6 +148,15 @@ def test_a_request_is_followed_through_all_processes(
         assert any(re.search(f": followed/[0-9a-f]{{12}} {trace}: ", line) for line in about)
 
 
+def test_a_stop_text_ends_the_answer_and_its_ticket(fleet: Fleet) -> None:
+    whole = alone(prompt(1), 60)
+    stop = whole[20:23]
+    _, said = fleet.ask(COMPLETIONS, body(prompt(1), 60, stop=stop))
+    assert said["choices"][0]["text"] == whole[: whole.find(stop)]
+    assert said["choices"][0]["finish_reason"] == "stop"
+    fleet.await_idle()
+
+
 def test_who_hangs_up_leaves_nothing_behind(fleet: Fleet) -> None:
     with fleet.stream(COMPLETIONS, body(prompt(0), 2000)) as asked:
         pieces = asked.pieces()
@@ -172,6 +181,31 @@ def test_workers_hear_only_who_proves_the_secret(fleet: Fleet) -> None:
     for path in ("/about", "/decode"):
         with Asked(fleet.where("decode-1"), path, {}, {}) as asked:
             assert asked.response.status == 401
+
+
+def test_a_decode_worker_computes_prompts_when_many_wait(fleet: Fleet) -> None:
+    def roles() -> list[str]:
+        return sorted(row.role for row in fleet.tickets().workers)
+
+    at_once = "queue_s=0.01", "load_max=1", "lasting_s=0", "dwell_s=0"
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(fleet.ask, COMPLETIONS, body(prompt(i), 150)) for i in range(2)]
+        set_roles(fleet, "enforce", *at_once)
+        with Asked(fleet.gateway, COMPLETIONS, body(prompt(2, 9000), 1), {}):
+            changed = ["decode", "prefill", "prefill"]
+            until("one has changed", lambda: roles() == changed, WAIT_S)
+        set_roles(fleet, "off")
+        for number, each in enumerate(running):
+            status, said = each.result()
+            assert status == 200, said
+            assert said["choices"][0]["text"] == alone(prompt(number), 150)
+    fleet.await_idle()
+    asked = [prompt(number) for number in range(4)]
+    with ThreadPoolExecutor(4) as threads:  # both compute, one generates
+        answers = threads.map(lambda text: fleet.ask(COMPLETIONS, body(text, 20)), asked)
+        for text, (status, said) in zip(asked, answers, strict=True):
+            assert (status, said["choices"][0]["text"]) == (200, alone(text, 20))
+    fleet.await_idle()
 
 
 @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, {}), (signal.SIGTERM, SAMPLED)])

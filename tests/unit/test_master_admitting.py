@@ -180,6 +180,7 @@ def test_a_hand_over_that_takes_too_long_is_refused_where_it_was_measured() -> N
     fleet.pair()
     wish = fleet.wish(pages=4, behind=0, first_token_s=1.0)
     fleet.open(msgspec.structs.replace(wish, request="unmeasured"))
+    fleet.beat("p1")  # nothing waits there
     slow = fleet.beat_message("d1", link=8192.0, rtt=0.5)
     fleet.ask(slow, wire.FleetNoted)
     refused = fleet.throttled(wish)

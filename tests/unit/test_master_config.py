@@ -49,7 +49,7 @@ def test_what_is_set_reaches_the_core() -> None:
         erasure="reed-solomon", erasure_parameters={"k": 2},
         prefill_routing="least_queued", decode_routing="same_prefix",
         decode_routing_parameters={"fuller_max": 0.5}, colocation="never",
-        roles="observe", roles_parameters={"dwell_s": 5.0},
+        roles="observe", roles_parameters={"dwell_s": 5.0}, first_token_over=2.0,
     ).tunables("c")  # fmt: skip
     assert told == Tunables(
         cluster="c", lease_ttl_s=2.0, page_ttl_s=60.0, page_age_max_s=70.0,
@@ -66,7 +66,7 @@ def test_what_is_set_reaches_the_core() -> None:
         erasure="reed-solomon", erasure_parameters={"k": 2},
         prefill_routing="least_queued", decode_routing="same_prefix",
         decode_routing_parameters={"fuller_max": 0.5}, colocation="never",
-        roles="observe", roles_parameters={"dwell_s": 5.0},
+        roles="observe", roles_parameters={"dwell_s": 5.0}, first_token_over=2.0,
     )  # fmt: skip
 
 

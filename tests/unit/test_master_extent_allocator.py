@@ -222,6 +222,8 @@ def broken(spoil: str) -> ExtentAllocator:
             allocator.chunk_list.append(span.chunk)
         case "index":
             allocator.chunks[64 * KIB] = span.chunk
+        case "sealed":
+            allocator.sealed += 1
         case "frames":
             allocator.frame_map.take(1)
         case "frames twice":
@@ -238,6 +240,7 @@ def broken(spoil: str) -> ExtentAllocator:
         ("state without count", "I17"),
         ("free slots", "I17"),
         ("bytes", "I17"),
+        ("sealed", "I17"),
         ("slack", "I17"),
         ("list", "I5"),
         ("index", "I5"),
@@ -280,3 +283,4 @@ def test_what_becomes_or_ceases_to_be_sealed_is_told() -> None:
     assert allocator.take_in(4 * KIB, 4 * KIB, ExtentEvent.ADOPTED, Occupants(chain(2, 2), 1, 9))
     assert told[2:] == [(0, ExtentState.SEALED)]
     assert span.chunk.next_sealed(0) == (0, 4)
+    assert allocator.sealed == 4

@@ -112,9 +112,10 @@ def found_but_not_sealed(core: Core) -> None:
     copy = the_run(core).copies[0]
     span = slot_of(core, copy.offset(0))
     span.chunk.states[span.slot] = ExtentState.RETIRED
-    counts = core.segments["w1-dram"].allocator.bytes_in
-    counts[ExtentState.SEALED] -= 4096
-    counts[ExtentState.RETIRED] += 4096
+    allocator = core.segments["w1-dram"].allocator
+    allocator.bytes_in[ExtentState.SEALED] -= 4096
+    allocator.bytes_in[ExtentState.RETIRED] += 4096
+    allocator.sealed -= 1
 
 
 def sealed_but_not_found(core: Core) -> None:

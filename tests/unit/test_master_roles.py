@@ -71,7 +71,7 @@ def test_who_is_asked_gets_nothing_new_and_is_said_to_be_changing() -> None:
     live(fleet, 6.0, queued=5000)
     rows = fleet.ask(wire.ListTickets(), wire.TicketList).workers
     assert {row.worker: row.state for row in rows}["d1"] == "changing"
-    opened = [fleet.stage(fleet.wish(seed=seed)) for seed in range(3)]
+    opened = [fleet.stage(fleet.wish(seed=seed, first_token_s=60.0)) for seed in range(3)]
     assert {fleet.route(each.ticket).decode for each in opened} == {"d2"}
 
 

@@ -1,4 +1,4 @@
-"""What a gateway does ahead of a prompt's end: the decode worker pulls, and nothing depends on it."""
+"""Ahead of a prompt's end a gateway has the decode worker pull, and nothing depends on that."""
 
 from __future__ import annotations
 

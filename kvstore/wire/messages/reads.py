@@ -263,6 +263,9 @@ class TicketTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     capacity_tokens: int = 0
     staged_bytes: int = 0
     staging_budget_bytes: int = 0
+    admitted_share: float = 1.0
+    """Of the waiting for a first token that is admitted where nothing is late; of the tightest
+    fleet."""
 
 
 class Status(Message, frozen=True, tag=67):

@@ -133,7 +133,7 @@ class Throttled(Message, frozen=True, tag=183):
 
     retry_after_s: float
     reason: str
-    """decode_occupancy, staging, migration, no_prefill or no_decode."""
+    """decode_occupancy, staging, migration, ttft, no_prefill or no_decode."""
     text: str
 
 
