@@ -257,7 +257,8 @@ class Tickets:
         at_s = ticket.deadline_s
         if ticket.state is TicketState.STAGED:
             ticket.fleet.waiting[ticket.id] = None
-            at_s = min(at_s, ticket.ready_s + self._staging_s)
+            if not ticket.shed_token:  # somebody has been reading the answer already
+                at_s = min(at_s, ticket.ready_s + self._staging_s)
         self.deadlines.place(ticket, at_s)
         self.look_at(ticket.fleet)
 
