@@ -262,6 +262,7 @@ class Lab:
         moved = [
             (self._setting.kv_bytes * (prompt if each["routes"] else each["reused_tokens"]), each)
             for each in done
+            if each["install_s"]  # an answer of one token has gone nowhere
         ]
         row["moved MiB"] = middle(nbytes / MIB for nbytes, _ in moved)
         row["MiB/s"] = middle(nbytes / MIB / each["install_s"] for nbytes, each in moved)
