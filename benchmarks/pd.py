@@ -94,7 +94,7 @@ class Cluster(NamedTuple):
     seconds: float
 
 
-CLUSTER: Final = Cluster(8, 3000, 900.0)
+CLUSTER: Final = Cluster(8, 2000, 600.0)
 QUICK_CLUSTER: Final = Cluster(4, 100, 60.0)
 CHATS_PER_S: Final = 1.5
 
