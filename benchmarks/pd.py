@@ -81,7 +81,7 @@ TINY: Final = Setting(
 )  # fmt: skip
 SMOLLM: Final = Setting(
     "smollm", MODELS["smollm2-135m"].groups, (TOGETHER, APART),
-    Lengths(range(1000, 40_000), 192, 32, 16, 4), Objective(6.0, 0.5), 45.0, 1, "3GiB",
+    Lengths(range(1000, 40_000), 192, 32, 16, 4), Objective(6.0, 0.5), 30.0, 1, "3GiB",
 )  # fmt: skip
 QUICK: Final = TINY._replace(shapes=(TOGETHER, APART), seconds=2.5, rounds=1)
 
