@@ -100,6 +100,8 @@ TICKETS_MAX: Final = 65_536
 TICKETS_LISTED_MAX: Final = 1024
 TICKET_PAGES_MAX: Final = 1_048_576
 TICKET_TOKENS_MAX: Final = 1_048_576
+OVERGROWN_TOKENS: Final = 64
+"""More is expected of an answer that is longer than was expected."""
 FLEET_WORKERS_MAX: Final = 4096
 FLEET_RUNNING_MAX: Final = 4096
 FLEET_ADAPTERS_MAX: Final = 1024

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from master.restored_chunks import AskedAt
     from master.segments import Segment
 
-ROWS_PER_STEP: Final = 128
+ROWS_PER_STEP: Final = 64
 COST_PER_STEP: Final = 256
 """Of pages and chains that are taken in from a value: 0.7 ms."""
 CHAIN_COST: Final = 8

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEALED: Final = int(ExtentState.SEALED)
-_SEALED_SLOTS: Final = re.compile(re.escape(bytes((_SEALED,))) + b"+")
+_STRETCHES: Final = {
+    state: re.compile(re.escape(bytes((int(state),))) + b"+") for state in ExtentState
+}
+_SEALED_SLOTS: Final = _STRETCHES[ExtentState.SEALED]
 
 
 class Chunk(msgspec.Struct, gc=False, eq=False):
@@ -59,6 +62,10 @@ class Chunk(msgspec.Struct, gc=False, eq=False):
         while slot >= 0:
             yield slot
             slot = self.states.find(state, slot + 1)
+
+    def stretches_in(self, state: ExtentState) -> Iterator[tuple[int, int]]:
+        """(first, stop) of each stretch of slots in `state`, ascending."""
+        return (match.span() for match in _STRETCHES[state].finditer(bytes(self.states)))
 
     def next_sealed(self, slot: int) -> tuple[int, int] | None:
         """(first, stop) of the next stretch of SEALED slots from `slot` on."""

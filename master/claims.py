@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvstore import limits
 from kvstore.errors import AccessDenied, BadValue, Fenced
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.hello import Done
@@ -84,6 +85,8 @@ def shed_ticket(core: Core, caller: Caller, message: ShedTicket) -> None:
     if message.tokens[: len(ticket.tokens)] != ticket.tokens:
         raise BadValue("tokens", len(message.tokens), "all that were generated before, in order")
     taken = {"shed_token": message.token, "keys": keys, "tail": tail, "tokens": message.tokens}
+    grown = ticket.wish.prompt_tokens + len(message.tokens) + limits.OVERGROWN_TOKENS
+    taken["credit_tokens"] = max(ticket.credit_tokens, grown)
     unroute(core, ticket, TicketEvent.SHED, **taken)
     core.reply(caller, Done())
 

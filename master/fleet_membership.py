@@ -81,13 +81,14 @@ def _check_wish(message: JoinFleet) -> None:
     if message.role not in ROLES:
         raise BadValue("role", message.role, f"one of {', '.join(ROLES)}")
     least = int(message.role != PREFILL)
-    for field in ("capacity_tokens", "batch_max"):
+    # Who ran more could not name all in a beat; and what one runs is what its loss takes (I27).
+    for field, most in (("capacity_tokens", TOKENS_MAX), ("batch_max", limits.FLEET_RUNNING_MAX)):
         value = getattr(message, field)
-        if not least <= value <= TOKENS_MAX:
-            raise BadValue(field, value, f"{least} to {TOKENS_MAX}")
+        if not least <= value <= most:
+            raise BadValue(field, value, f"{least} to {most}")
     if len(message.adapters) > limits.FLEET_ADAPTERS_MAX:
-        most = f"at most {limits.FLEET_ADAPTERS_MAX}"
-        raise BadValue("adapters", len(message.adapters), most)
+        want = f"at most {limits.FLEET_ADAPTERS_MAX}"
+        raise BadValue("adapters", len(message.adapters), want)
     for adapter in message.adapters:
         require_text("adapters", adapter)
 

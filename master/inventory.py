@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import AccessDenied, BadValue, CorruptPage, Unavailable
+from kvstore.ids import KEY_BYTES
 from kvstore.record import RECORD_BYTES, Record, RecordState, unpack_record
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.segment import size_class_of
@@ -54,7 +55,7 @@ from master.chunks import Span
 from master.extent_allocator import FREE
 from master.losses import drop_copy, note_dropped
 from master.orders import OrderKind
-from master.packed import word
+from master.packed import split_keys, word
 from master.placing import segments_changed
 from master.puts import fail_pages, seal_pages
 from master.segments import Segment, SegmentState
@@ -295,7 +296,7 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     for each in core.workers[segment.worker].segments.values():
         if each.state is SegmentState.LIVE:
             core.press(each)  # its own excess, and the others': a drive may come last
-    core.tombstones.keep_only(segment.id, _order_leftovers(core, segment))
+    _order_leftovers(core, segment)
     if core.tunables.rebalance:
         core.relocations.want_balance(core.now)
     core.wanted_bytes.clear()  # was counted without this segment: who still wants it asks again
@@ -303,8 +304,12 @@ def inventory_end(core: Core, caller: Caller, message: InventoryEnd) -> None:
     core.reply(caller, Done())
 
 
-def _order_leftovers(core: Core, segment: Segment) -> dict[bytes, set[int]]:
-    """Fence and free what is neither free nor in use; the generations of those extents by key."""
+def _order_leftovers(core: Core, segment: Segment) -> None:
+    """Fence and free what is neither free nor in use; of what was removed, only that is left.
+
+    All of a large segment may be: so stretch by stretch, and page by page only what was removed.
+    """
+    removed = core.tombstones.pages(segment.id)
     left: dict[bytes, set[int]] = {}
     kinds = ((ExtentState.QUARANTINED, OrderKind.FENCE), (ExtentState.RETIRED, OrderKind.FREE))
     for chunk in segment.allocator.chunk_list:
@@ -312,13 +317,18 @@ def _order_leftovers(core: Core, segment: Segment) -> dict[bytes, set[int]]:
             segment.allocator.reopen(chunk)  # what was to empty it did not outlive the absence
         for state, kind in kinds:
             order = core.orders.new(kind, segment, chunk.size_class)
-            for slot in chunk.slots_in(state):
-                order.offsets.append(chunk.offset(slot))
-                order.generations.append(chunk.generations[slot])
-                left.setdefault(chunk.key(slot), set()).add(chunk.generations[slot])
+            for first, stop in chunk.stretches_in(state):
+                order.offsets.extend(
+                    range(chunk.offset(first), chunk.offset(stop), chunk.size_class)
+                )
+                order.generations.extend(chunk.generations[first:stop])
+                if removed:
+                    keys = split_keys(bytes(chunk.keys[first * KEY_BYTES : stop * KEY_BYTES]))
+                    for slot in [i for i, key in enumerate(keys, first) if key in removed]:
+                        left.setdefault(chunk.key(slot), set()).add(chunk.generations[slot])
             if len(order):
                 core.orders.give_at(order, max(core.now, segment.free_not_before_s))
-    return left
+    core.tombstones.keep_only(segment.id, left)
 
 
 def _joining(core: Core, caller: Caller, name: str, incarnation: int) -> Segment:

@@ -21,13 +21,18 @@ from master.tickets import AHEAD, ROUTES, Ticket, TicketEvent, Wait
 from policies.routing.protocol import DecodeOffer, Place, Wish
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from master.admitting import Found
     from master.core import Core
     from master.fleets import Fleet, FleetWorker
     from master.sessions import Caller
 
-LOOKED_AT_MAX: Final = 64
+ORDERED_MAX: Final = 64
 """Waiting tickets of one fleet that are put in order at once (I27)."""
+LOOKED_AT_MAX: Final = 512
+"""Those that are looked at while there is room; who is behind them waits until one of them has
+gone, which takes no longer than `staging_s`."""
 ROUTED_PER_TICK: Final = 8
 ANSWERED_PER_TICK: Final = 64
 
@@ -97,20 +102,27 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     workers = [worker for worker in fleet.decoders() if has_room(worker, 1)]
     if not workers:
         return 0
-    first = [core.tickets.find(number) for number in islice(fleet.waiting, LOOKED_AT_MAX)]
-    tickets = [ticket for ticket in first if ticket is not None]
-    policy = core.decode_routing.policy
-    wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
     routed, kept = 0, None
-    for at in policy.order(wishes, core.now):
-        if routed == most:
+    for ticket in _in_turn(core, fleet):
+        if routed == most or not workers:
             break
-        if _route(core, tickets[at], workers):
+        if _route(core, ticket, workers):
             routed += 1
         elif kept is None:
-            kept = _roomiest(tickets[at])
+            kept = _roomiest(ticket)
             workers = [worker for worker in workers if worker is not kept]
     return routed
+
+
+def _in_turn(core: Core, fleet: Fleet) -> Iterator[Ticket]:
+    """Those that wait, some after the others: whom nobody can take holds up none behind."""
+    policy = core.decode_routing.policy
+    waiting = list(islice(fleet.waiting, LOOKED_AT_MAX))
+    for first in range(0, len(waiting), ORDERED_MAX):
+        found = [core.tickets.find(number) for number in waiting[first : first + ORDERED_MAX]]
+        tickets = [ticket for ticket in found if ticket is not None]
+        wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
+        yield from (tickets[at] for at in policy.order(wishes, core.now))
 
 
 def _roomiest(ticket: Ticket) -> FleetWorker | None:

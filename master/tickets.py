@@ -304,7 +304,8 @@ class Tickets:
         at_s = ticket.deadline_s
         if ticket.wants_route:
             ticket.fleet.waiting[ticket.id] = None
-        if ticket.state is TicketState.STAGED:
+        if ticket.state is TicketState.STAGED and not ticket.shed_token:
+            # Else somebody has been reading the answer already.
             at_s = min(at_s, ticket.ready_s + self._staging_s)
         self.deadlines.place(ticket, at_s)
         self.look_at(ticket.fleet)

@@ -61,6 +61,10 @@ class Tombstones:
         """Whether anything was removed from this segment that it may still list."""
         return segment in self._rows
 
+    def pages(self, segment: str) -> set[bytes]:
+        """Those that were removed from it one by one."""
+        return self._rows.get(segment, {}).keys() - {EVERY_PAGE}
+
     def covers(self, segment: str, key: bytes, generation: int) -> bool:
         """Whether this generation was removed."""
         rows = self._rows.get(segment)

@@ -47,6 +47,8 @@ class EngineRequest:
     seed: int = 0
     stop: frozenset[int] = frozenset()
     """Tokens after which nothing follows; the one that stopped it is generated, too."""
+    expected_tokens: int | None = None
+    """How many of `max_tokens` are likely to follow; None: all."""
 
     def __post_init__(self) -> None:
         """Refuse what no engine could run: BadValue."""
@@ -54,6 +56,8 @@ class EngineRequest:
             raise BadValue("tokens", self.tokens, "one token at least")
         if self.max_tokens < 1:
             raise BadValue("max_tokens", self.max_tokens, "at least 1")
+        if self.expected_tokens is not None and self.expected_tokens < 1:
+            raise BadValue("expected_tokens", self.expected_tokens, "at least 1")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise BadValue("temperature", self.temperature, "0 or a finite number above")
         if not 0 < self.top_p <= 1:
@@ -63,7 +67,13 @@ class EngineRequest:
 
     @property
     def room(self) -> int:
-        """KV tokens that are set aside for it, so that a running request never lacks room."""
+        """KV tokens that are set aside for it."""
+        expected = self.max_tokens if self.expected_tokens is None else self.expected_tokens
+        return len(self.tokens) + min(expected, self.max_tokens)
+
+    @property
+    def most(self) -> int:
+        """KV tokens that it may come to have."""
         return len(self.tokens) + self.max_tokens
 
 
@@ -136,7 +146,12 @@ class _Row(Generic[KV]):
 
     @property
     def left(self) -> int:
-        return self.request.room - len(self.tokens)
+        return self.request.most - len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """It has outgrown what was expected where it is all that it has."""
+        return max(self.request.room, len(self.tokens))
 
     def finish(self) -> Finish | None:
         if self.tokens[-1] in self.request.stop:
@@ -177,7 +192,7 @@ class Engine(Generic[KV]):
     @property
     def free_tokens(self) -> int:
         """KV tokens that no row has, or may yet want."""
-        return self.capacity_tokens - sum(row.request.room for row in self._rows.values())
+        return self.capacity_tokens - sum(row.room for row in self._rows.values())
 
     @property
     def free_rows(self) -> int:
@@ -197,9 +212,9 @@ class Engine(Generic[KV]):
         """
         if request.id in self._rows:
             raise BadValue("id", request.id, "one that is not running")
-        if request.room > self.capacity_tokens:
+        if request.most > self.capacity_tokens:
             want = f"at most {self.capacity_tokens} tokens with what is to be generated"
-            raise BadValue("tokens", request.room, want)
+            raise BadValue("tokens", request.most, want)
         if request.room > self.free_tokens or not self.free_rows:  # E2
             raise OutOfSpace(
                 f"{request.id} wants {request.room} tokens and a row; "
@@ -210,6 +225,13 @@ class Engine(Generic[KV]):
             held = self._forward.held_tokens(kv)
             raise BadValue("cache", f"{held} tokens", f"fewer than {len(request.tokens)}")
         self._rows[request.id] = _Row(request, kv)
+
+    def crowded_out(self) -> str | None:
+        """The request that has to leave before the next step, as others have grown beyond what was
+        expected: the youngest, for which least was done. One alone always has room (E2).
+        """
+        needed = sum(len(row.tokens) for row in self._rows.values())
+        return next(reversed(self._rows)) if needed > self.capacity_tokens else None
 
     def step(self) -> list[Generated]:
         """One more token of every request whose prompt is complete; none where nothing runs.

@@ -32,6 +32,7 @@ from kvstore.errors import (
     UnknownTicket,
 )
 from workers.gateway_ahead import AWAIT_S, Ahead, Preparers
+from workers.gateway_lengths import AnswerLengths, left
 from workers.gateway_merge import Answer
 from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
 from workers.tracing import stage
@@ -106,6 +107,7 @@ class Fleet:
         self.patience: Final = patience
         self.clock: Final = clock
         self.holder: Final = TicketHolder(clock)
+        self.lengths: Final = AnswerLengths()
         self._presenting = asyncio.Lock()
         self._ends: set[asyncio.Future[None]] = set()
 
@@ -160,6 +162,7 @@ class Passage:
         self._chain = fleet.opened.chain(wish.tokens)
         self._sampling = Sampling(wish.temperature, wish.top_p, seed)
         self._began_s = fleet.clock.now_s()
+        self._expected = fleet.lengths.expected(wish.max_tokens)
         self._opened: TicketOpened | None = None
         self._route = 0
         self._ahead: Ahead | None = None
@@ -173,7 +176,7 @@ class Passage:
         fleet, wish = self._fleet, self.wish
         request = TicketRequest(
             fleet.opened, self._request, self._chain, len(wish.tokens),
-            wish.max_tokens, fleet.patience.first_token_s, fleet.patience.deadline_s,
+            self._expected, fleet.patience.first_token_s, fleet.patience.deadline_s,
         )  # fmt: skip
         opening = asyncio.ensure_future(fleet.master.carry_out(open_ticket(request)))
         try:
@@ -201,6 +204,7 @@ class Passage:
                     async for token in fresh:
                         yield token
             is_finished = True
+            self._fleet.lengths.ended(len(self.answer.tokens))
         except GeneratorExit:
             is_finished = self.is_satisfied
             raise
@@ -329,6 +333,7 @@ class Passage:
         return DecodeAsk(
             self._ticket().ticket, route, self._request, len(wish.tokens),
             (*wish.tokens, *self.answer.tokens), wish.max_tokens, self._sampling, self._left_s(),
+            left(self._expected, len(self.answer.tokens), wish.max_tokens),
         )  # fmt: skip
 
     async def _heard(self, where: str, ask: DecodeAsk) -> AsyncGenerator[int, None]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from workers.engine import AnyEngine, EngineRequest, Generated, Taken
 
+    Listener = Callable[[Generated | Taken], None]
+
 T = TypeVar("T")
 
 SMOOTHING: Final = 0.2
@@ -32,7 +34,7 @@ class Batch:
         self._engine = engine
         self._broken = broken
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._listeners: dict[str, Callable[[Generated], None]] = {}
+        self._listeners: dict[str, Listener] = {}
         self._held: dict[str, int] = {}
         self.step_s = 0.0
         """Time of a step lately; 0: none was taken."""
@@ -43,9 +45,12 @@ class Batch:
         self,
         request: EngineRequest,
         cache: DynamicCache,
-        listener: Callable[[Generated], None],
+        listener: Listener,
     ) -> Future[None]:
-        """Let a request join; its tokens go to `listener`. Errors as Engine.add."""
+        """Let a request join; its tokens go to `listener`. Errors as Engine.add.
+
+        Taken, without a token, says that it had to leave, for want of room.
+        """
 
         def join() -> None:
             self._engine.add(request, cache)
@@ -123,6 +128,10 @@ class Batch:
         return True
 
     def _step(self) -> None:
+        while (crowded := self._engine.crowded_out()) is not None:
+            listener = self._listeners[crowded]
+            self._forget(crowded)
+            listener(self._engine.export(crowded))
         started = time.perf_counter()
         generated = self._engine.step()
         took = time.perf_counter() - started

@@ -27,7 +27,7 @@ from kvstore.client.tickets import (
 )
 from kvstore.errors import KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages.tickets import Running
-from workers.engine import EngineRequest
+from workers.engine import EngineRequest, Taken
 from workers.serve_ahead import AheadDesk
 from workers.serve_messages import Line
 from workers.serve_pages import AnswerPages
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
-    from workers.engine import Generated, Taken
-    from workers.serve_batch import Batch
+    from workers.engine import Generated
+    from workers.serve_batch import Batch, Listener
     from workers.serve_kv import Pulled, TicketKV
     from workers.serve_messages import DecodeAsk, PrepareAsk
 
@@ -65,7 +65,7 @@ class _Claim:
     ask: DecodeAsk
     token: int
     """0: it has no route."""
-    events: asyncio.Queue[Generated | None]
+    events: asyncio.Queue[Generated | Taken | None]
     """None: it is somebody else's by now."""
     context: Context
     """Of who has asked, for lines of the log."""
@@ -186,14 +186,14 @@ class DecodeDesk:
         how, tokens = ask.sampling, (*ask.tokens[: ask.prompt_tokens], *generated)
         request = EngineRequest(
             claim.id, tokens, ask.max_tokens - len(generated),
-            how.temperature, how.top_p, how.seed, self._stop,
+            how.temperature, how.top_p, how.seed, self._stop, ask.expected_tokens,
         )  # fmt: skip
         return request, claim
 
-    def _listener(self, events: asyncio.Queue[Generated | None]) -> Callable[[Generated], None]:
+    def _listener(self, events: asyncio.Queue[Generated | Taken | None]) -> Listener:
         loop = asyncio.get_running_loop()
 
-        def listen(one: Generated) -> None:
+        def listen(one: Generated | Taken) -> None:
             loop.call_soon_threadsafe(events.put_nowait, one)
 
         return listen
@@ -202,6 +202,9 @@ class DecodeDesk:
         """From so many tokens up to the last, or to where the ticket goes to somebody else."""
         pages = AnswerPages(self._kv, self._batch, claim.id, tokens, self._beside)
         while (one := await claim.events.get()) is not None:
+            if isinstance(one, Taken):
+                await self._pass_on(claim, one)
+                return
             index = one.position - claim.ask.prompt_tokens
             if one.taken is None:
                 pages.grown(one.position + 1)
@@ -224,13 +227,17 @@ class DecodeDesk:
         if taken is None:
             return
         try:
-            await (self._hand_on(claim, taken) if claim.token else self._stage(claim.ask, taken))
+            await self._pass_on(claim, taken)
         except KVStoreError as error:  # its gateway has it computed again where this worker ends
             claim.context.run(
                 LOG.warning, "ticket %d is not handed on: %s", claim.ask.ticket, error
             )
         else:
             claim.events.put_nowait(None)
+
+    async def _pass_on(self, claim: _Claim, taken: Taken) -> None:
+        """Somebody else goes on, from what is there."""
+        await (self._hand_on(claim, taken) if claim.token else self._stage(claim.ask, taken))
 
     async def _hand_on(self, claim: _Claim, taken: Taken) -> None:
         ask = claim.ask

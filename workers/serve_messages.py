@@ -101,6 +101,8 @@ class DecodeAsk(msgspec.Struct, frozen=True):
     """Of the whole answer."""
     sampling: Sampling
     deadline_s: Seconds
+    expected_tokens: Count
+    """Of those that are to come, how many are likely; room is set aside for so many."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from tests.cluster.servers import until
 from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, alone_tokens, in_pool, secret_file
 from tests.cluster.span_collector import SpanCollector
 from tests.cluster.up import Up, kvharbor, remove_segments
+from workers.gateway_lengths import LEAST
 from workers.tracing import ENDPOINT
 
 if TYPE_CHECKING:
@@ -301,4 +302,13 @@ def test_a_full_fleet_asks_for_patience(folder: Path) -> None:
             assert error["code"] == "decode_occupancy"
             assert said + "".join(pieces) == alone(prompt(0), 220)
         fleet.await_idle()
-        assert fleet.ask(COMPLETIONS, body(prompt(1), 220))[0] == 200
+        # Answers have been short: more is admitted than there is room for, and the younger waits.
+        for _ in range(LEAST):
+            assert fleet.ask(COMPLETIONS, body(prompt(1), 1))[0] == 200
+        texts = [prompt(1, 102), prompt(1, 116)]
+        with ThreadPoolExecutor(2) as threads:
+            answers = threads.map(lambda text: fleet.ask(COMPLETIONS, body(text, 220)), texts)
+            for text, (status, said) in zip(texts, answers, strict=True):
+                assert (status, said["choices"][0]["text"]) == (200, alone(text, 220))
+        assert "has handed it on" in fleet.log("gateway")
+        fleet.await_idle()

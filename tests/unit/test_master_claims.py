@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kvstore import limits
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master.tickets import TicketState
@@ -105,6 +106,26 @@ def test_shedding_hands_on_what_was_generated() -> None:
     assert (taken.keys, taken.tail, taken.tokens) == (chain(1, 3), tail, (7, 8, 9))
     fleet.ask(wire.CancelTicket(ticket), Done)
     assert fleet.tails.probe(tail.key) == b"\0"
+    fleet.assert_nothing_held()
+
+
+def test_what_outgrew_its_expectation_waits_with_more_credit_and_until_its_deadline() -> None:
+    """Somebody has been reading the answer: it is not given up as what is staged only is."""
+    fleet = Fleet()
+    fleet.pair()
+    wish = fleet.wish(seed=1, new_tokens=2, deadline_s=90.0)
+    ticket, claimed, _ = fleet.install(wish)
+    fleet.beat("d1", draining=True)
+    said = tuple(range(7, 207))
+    fleet.ask(wire.ShedTicket(ticket, claimed.token, chain(1, 2), wire.TailRef(), said), Done)
+    grown = wish.prompt_tokens + len(said) + limits.OVERGROWN_TOKENS
+    assert fleet.ticket(ticket).credit_tokens == grown
+    for _ in range(80):
+        fleet.rig.pass_time(1.0)
+        fleet.beat("d1", draining=True)
+    assert fleet.ticket(ticket).state is TicketState.STAGED
+    fleet.rig.pass_time(15.0)
+    assert fleet.rig.master.core.tickets.find(ticket) is None
     fleet.assert_nothing_held()
 
 

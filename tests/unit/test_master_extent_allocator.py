@@ -277,6 +277,9 @@ def test_what_becomes_or_ceases_to_be_sealed_is_told() -> None:
     assert span.chunk.next_sealed(0) == (0, 1)
     assert span.chunk.next_sealed(1) == (3, 4)
     assert span.chunk.next_sealed(4) is None
+    assert list(span.chunk.stretches_in(ExtentState.SEALED)) == [(0, 1), (3, 4)]
+    assert list(span.chunk.stretches_in(ExtentState.RETIRED)) == [(1, 3)]
+    assert not list(span.chunk.stretches_in(ExtentState.QUARANTINED))
     worker = chunk_digest((slot, RecordState.SEALED, 1) for slot in (0, 3))
     assert span.chunk.sealed_digest() == worker
     allocator.apply(span.part(1, 2), ExtentEvent.FREED)

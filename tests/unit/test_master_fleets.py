@@ -180,6 +180,7 @@ def test_a_beat_that_cannot_be_right_is_refused(field: str, value: object) -> No
         ("capacity_tokens", 0),
         ("capacity_tokens", -1),
         ("batch_max", 0),
+        ("batch_max", 4097),
         ("adapters", ("x" * 600,)),
         ("adapters", ("x",) * 1025),
     ],

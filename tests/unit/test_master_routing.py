@@ -143,6 +143,31 @@ def test_nothing_is_kept_for_who_fits_nobody_and_others_go_on() -> None:
     assert fleet.ticket(large).state is TicketState.STAGED
 
 
+def test_many_whom_nobody_can_take_hold_up_none_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "ORDERED_MAX", 2)
+    fleet = Fleet()
+    fleet.join("p1", "prefill", adapters=("lora",))
+    fleet.join("d1", adapters=("lora",))
+    for seed in range(5):
+        fleet.stage(fleet.wish(seed=seed, adapter="lora"))
+    fleet.ask(wire.LeaveFleet(fleet.space.id, "d1", fleet.lives["d1"]), Done)
+    fleet.join("d2")
+    ticket = fleet.stage(fleet.wish(seed=9)).ticket
+    assert fleet.route(ticket).decode == "d2"
+    monkeypatch.setattr(routing, "LOOKED_AT_MAX", 4)
+    late = fleet.stage(fleet.wish(seed=10)).ticket
+    fleet.rig.settle()
+    assert fleet.ticket(late).state is TicketState.STAGED
+    for _ in range(31):  # until the others have expired
+        fleet.rig.pass_time(1.0)
+        for name in ("p1", "d2"):
+            fleet.beat(name)
+    again = fleet.stage(fleet.wish(seed=11)).ticket
+    assert fleet.route(again).decode == "d2"
+
+
 def test_who_waits_is_looked_at_when_a_beat_tells_of_other_room_not_at_each() -> None:
     fleet = Fleet()
     fleet.join("p1", "prefill")

@@ -98,6 +98,29 @@ def test_room_is_set_aside_until_a_request_leaves() -> None:
     assert (engine.free_tokens, engine.free_rows) == (30, 2)
 
 
+def test_the_youngest_leaves_when_others_outgrow_what_was_expected() -> None:
+    """Outputs are ten times as long as was expected: all come to their end, one after another."""
+    asked = [replace(request(name, 5 + i, 40), expected_tokens=4) for i, name in enumerate("abc")]
+    engine = one_by_one(MODEL, capacity_tokens=60)
+    waiting, left = list(asked), list[str]()
+    ended: dict[str, tuple[int, ...]] = {}
+    while waiting or engine.running:
+        while waiting and waiting[0].room <= engine.free_tokens:
+            engine.add(waiting.pop(0))
+        while (crowded := engine.crowded_out()) is not None:
+            assert crowded == engine.running[-1] != engine.running[0]
+            left.append(crowded)
+            taken = engine.export(crowded)
+            same = next(each for each in asked if each.id == crowded)
+            waiting.append(replace(same, tokens=taken.tokens, max_tokens=taken.max_tokens))
+        for one in engine.step():
+            if one.taken is not None:
+                ended[one.request_id] = one.taken.tokens
+        assert sum(len(row.tokens) - 1 for row in engine._rows.values()) <= 60  # noqa: SLF001 -- KV
+    assert left
+    assert ended == {each.id: alone(MODEL, each) for each in asked}
+
+
 def test_a_request_that_would_never_fit_is_refused_as_such() -> None:
     engine = one_by_one(MODEL, capacity_tokens=30)
     with pytest.raises(BadValue, match=r"tokens: got 31, want at most 30 tokens"):
@@ -138,6 +161,7 @@ def test_a_cancelled_request_leaves_nothing_and_disturbs_nobody(steps: int) -> N
     [
         ({"tokens": ()}, "tokens"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"expected_tokens": 0}, "expected_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

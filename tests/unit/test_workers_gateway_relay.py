@@ -180,7 +180,8 @@ class Case:
 
     def asked_alone(self, *generated: int) -> DecodeAsk:
         tokens = (*PROMPT, *generated)
-        return DecodeAsk(TICKET, 0, "r/1", len(PROMPT), tokens, 5, Sampling(0.0, 1.0, 3), 60.0)
+        how, left = Sampling(0.0, 1.0, 3), 5 - len(generated)
+        return DecodeAsk(TICKET, 0, "r/1", len(PROMPT), tokens, 5, how, 60.0, left)
 
     async def all(self) -> list[int]:
         await self.passage.open()

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from kvstore.errors import OutOfSpace
 from tests.tiny_model import config, text, tiny
-from workers.engine import Engine, EngineRequest, Generated
+from workers.engine import Engine, EngineRequest, Generated, Taken
 from workers.one_by_one import OneByOne
 from workers.serve_batch import Batch
 
@@ -39,7 +39,12 @@ def batch(failures: list[BaseException]) -> Iterator[Batch]:
 def join(batch: Batch, name: str, tokens: int) -> Heard:
     heard: Heard = queue.Queue()
     request = EngineRequest(name, tuple(text(7)), tokens)
-    batch.add(request, DynamicCache(config=config()), heard.put).result(WAIT_S)
+
+    def hear(one: Generated | Taken) -> None:
+        assert isinstance(one, Generated)
+        heard.put(one)
+
+    batch.add(request, DynamicCache(config=config()), hear).result(WAIT_S)
     return heard
 
 

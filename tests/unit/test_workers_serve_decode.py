@@ -138,9 +138,11 @@ class Case:
         return [message for message in self.store.asked if isinstance(message, kind)]
 
 
-def ask(route: int, *said: int, tokens: int = TOKENS) -> DecodeAsk:
-    how = Sampling(0.0, 1.0, 0)
-    return DecodeAsk(9, route, "r", len(PROMPT), (*PROMPT, *said), tokens, how, 60.0)
+def ask(
+    route: int, *said: int, tokens: int = TOKENS, ticket: int = 9, expected: int = 1000
+) -> DecodeAsk:
+    how, known = Sampling(0.0, 1.0, 0), (*PROMPT, *said)
+    return DecodeAsk(ticket, route, "r", len(PROMPT), known, tokens, how, 60.0, expected)
 
 
 async def said(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
@@ -238,6 +240,42 @@ def test_a_ticket_that_cannot_be_handed_on_keeps_no_other_from_it(route: int) ->
 
     case.run(shed)
     assert case.asked(wire.ShedTicket if route else wire.StageTicket)
+
+
+async def run_beside(desk: DecodeDesk, route: int) -> tuple[list[Line], list[Line]]:
+    """An older request, and what is said of this one, both longer than was expected."""
+    begun = asyncio.Event()
+
+    async def first() -> list[Line]:
+        found = []
+        async for line in desk.decode(ask(0, tokens=250, ticket=8, expected=20)):
+            found.append(line)
+            begun.set()
+        return found
+
+    older = asyncio.ensure_future(first())
+    await begun.wait()
+    younger = await said(desk, ask(route, *generated(1), tokens=250, expected=20))
+    return await older, younger
+
+
+@pytest.mark.parametrize("route", [0, 4])
+def test_the_youngest_is_handed_on_where_answers_are_longer_than_was_expected(route: int) -> None:
+    case, answer = Case(), generated(250)
+    older, younger = case.run(lambda desk: run_beside(desk, route))
+    assert [line.token for line in older[1:]] == list(answer)
+    (left,) = case.asked(wire.ShedTicket if route else wire.StageTicket)
+    assert isinstance(left, wire.ShedTicket | wire.StageTicket)
+    assert 20 < len(left.tokens) < 250
+    assert left.tokens == answer[: len(left.tokens)]
+    assert [line.token for line in younger[1:]] == list(left.tokens[1:])
+
+
+def test_one_that_can_neither_stay_nor_be_handed_on_ends_with_the_reason() -> None:
+    case = Case()
+    case.store.refusals[wire.ShedTicket] = Unavailable("no master")
+    with pytest.raises(Unavailable, match="no master"):
+        case.run(lambda desk: run_beside(desk, 4))
 
 
 async def all_kept(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:

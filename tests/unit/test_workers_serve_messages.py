@@ -20,7 +20,7 @@ from workers.serve_messages import (
 
 HOW = Sampling(0.0, 1.0, 0)
 PREFILL = PrefillAsk(1, "r", (1, 2, 3), HOW, 10.0)
-DECODING = DecodeAsk(1, 2, "r", 3, (1, 2, 3, 4), 2, HOW, 10.0)
+DECODING = DecodeAsk(1, 2, "r", 3, (1, 2, 3, 4), 2, HOW, 10.0, 1)
 WRONG: list[tuple[PrefillAsk | DecodeAsk, str, object]] = [
     (PREFILL, "ticket", -1),
     (PREFILL, "ticket", "1"),
@@ -38,6 +38,7 @@ WRONG: list[tuple[PrefillAsk | DecodeAsk, str, object]] = [
     (DECODING, "tokens", []),
     (DECODING, "max_tokens", 0),
     (DECODING, "deadline_s", -1.0),
+    (DECODING, "expected_tokens", 0),
 ]
 
 

@@ -26,7 +26,6 @@ from workers.drills.load import Load
 from workers.drills.processes import until
 from workers.drills.report import report
 from workers.drills.scenarios import DRILLS, SETTLED
-from workers.drills.truth import alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +51,9 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 def play(site: Deployment, name: str, seed: int, clients: int) -> Report:
     """Hold one drill on a deployment that is made whole first. Raises where that, or it, sticks."""
+    # Only now: it costs seconds, and the options may have been wrong.
+    from workers.drills.truth import alone
+
     site.restore()
     with Load(site.target, seed, clients) as load:
         load.settle(SETTLED)

@@ -122,12 +122,15 @@ def rolling_upgrade(site: Deployment, load: Load) -> Outcome:
     for name in fresh:
         site.start_worker(name)
     site.start_gateway(f"gateway-{site.model}", fresh)
+    load.streaming()
     turned_s = time.monotonic()
     load.target = site.target
+    rows = site.fleet()
+    *busier, last = sorted(decodes, key=lambda name: -rows[name].running)
+    site.retire(*busier)
     recovery_s = load.recovery_s(turned_s)
-    site.retire(*decodes[1:])
     load.await_ended([each for each in load.all() if each.target.model == old])
-    site.retire(decodes[0], *prefills)
+    site.retire(last, *prefills)
     gateway.end()
     load.settle(SETTLED)
     took_s = time.monotonic() - began_s
