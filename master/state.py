@@ -60,6 +60,7 @@ from kvstore.wire.messages.tickets import (
     ListTickets,
     OpenTicket,
     PresentTicket,
+    RunAlone,
     ShedTicket,
     StageTicket,
     TicketInstalled,
@@ -93,6 +94,7 @@ from master import (
     replication,
     restoring,
     routing,
+    running_alone,
     shrinking,
     status,
     stopping,
@@ -170,6 +172,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(LeaveFleet, fleet_membership.leave_fleet)
     on(OpenTicket, admitting.open_ticket)
     on(FailPrefill, admitting.fail_prefill)
+    on(RunAlone, running_alone.run_alone)
     on(BeginPrefill, handing_over.begin_prefill)
     on(StageTicket, handing_over.stage_ticket)
     on(AwaitRoute, routing.await_route)

@@ -249,6 +249,16 @@ class FailPrefill(Message, frozen=True, tag=194):
     worker: str
 
 
+class RunAlone(Message, frozen=True, tag=200):
+    """Gateway: routes up to this one have failed; may one worker do all of it? -> TicketOpened, or
+    Fenced where it is to be routed anew. Safe to repeat.
+    """
+
+    ticket: int
+    route: int
+    """The present one, or the last."""
+
+
 class PresentTicket(Message, frozen=True, tag=195):
     """Gateway to a new master: I hold this ticket -> Done, or AccessDenied where it is not wanted.
 
