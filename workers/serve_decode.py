@@ -104,7 +104,6 @@ class DecodeDesk:
         return tuple(
             Running(each.ask.ticket, each.token, held.get(each.id, 0))
             for each in self._claims.values()
-            if each.token
         )
 
     def drop(self, tickets: tuple[int, ...]) -> None:

@@ -70,7 +70,8 @@ class FleetBeat(Message, frozen=True, tag=178):
     """Speed of pulls measured lately; 0: not yet."""
     rtt_s: float
     running: tuple[Running, ...]
-    """Every ticket that it has claimed and not finished. One missing in two beats is finished."""
+    """Every ticket that it has claimed, or runs alone (token 0), and not finished. One missing in
+    two beats is finished."""
     is_draining: bool = False
     """Takes nothing new: it is about to leave."""
 
