@@ -75,6 +75,8 @@ class Asked(msgspec.Struct, frozen=True):
     credit_tokens: int
     failed: tuple[tuple[str, int], ...] = ()
     """Workers that have not done it since it was opened, by name and life."""
+    failed_routes: int = 0
+    """Decode workers that have not done it: whoever is chosen is to run it alone."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -95,6 +97,8 @@ class Choice(msgspec.Struct, frozen=True):
             "prefix_tokens": self.prefix_tokens,
             "alone": "" if self.alone is None else str(self.alone),
             "slot": slot,
+            "is_confirmed": False,
+            "missed": 0,
         }
 
 
@@ -126,7 +130,7 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
     if same is not None:
         if _content(same.wish) != _content(message):
             raise BadValue("request", message.request, "an id that no other open request has")
-        core.reply(caller, _opened(same))
+        core.reply(caller, opened(same))
         return
     book.require_room()
     fleet = book.fleets.find(known)
@@ -140,7 +144,7 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
     book.add(ticket)
     hold(core, ticket)
     core.counters["tickets_opened"] += 1
-    core.reply(caller, _opened(ticket))
+    core.reply(caller, opened(ticket))
 
 
 def _content(message: wire.OpenTicket) -> tuple[object, ...]:
@@ -148,7 +152,8 @@ def _content(message: wire.OpenTicket) -> tuple[object, ...]:
     return message.namespace, message.keys, message.prompt_tokens, message.adapter
 
 
-def _opened(ticket: Ticket) -> wire.TicketOpened:
+def opened(ticket: Ticket) -> wire.TicketOpened:
+    """The answer to whoever has asked for it to be computed."""
     worker = ticket.fleet.workers.get(ticket.prefill)
     where = "" if worker is None else worker.wish.where
     return wire.TicketOpened(ticket.id, ticket.prefix_tokens, ticket.prefill, where, ticket.alone)
@@ -208,7 +213,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
         core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
         keys=wish.keys, ready_s=core.now,
     )  # fmt: skip
-    choice = _choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
+    choice = choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
     _check_first_token(core, choice.worker, wish.first_token_s)
@@ -216,7 +221,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     if choice.alone is None:
         _check_staging(core, fleet, ticket)
         _check_migration(fleet, ticket)
-    _name(core, choice)
+    name_worker(core, choice)
     return ticket
 
 
@@ -293,11 +298,13 @@ def _check_first_token(core: Core, worker: FleetWorker, wished_s: float) -> None
         raise _throttled(max(over_s, wished_s / 10), "ttft", text)
 
 
-def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
+def choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     """A prefill worker, and whether it runs all of it. Refused: there is none."""
     wish, found = case.wish, case.found
     able = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
     workers = [w for w in able if (w.name, w.life) not in case.failed]
+    if case.failed_routes:
+        workers = [w for w in workers if _may_run_alone(w, case)]
     namespace = fleet.known.namespace
     page_tokens = namespace.layout.page_tokens
     prefix = found.pages * page_tokens
@@ -314,14 +321,18 @@ def _choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
         raise _throttled(limits.FLEET_LOST_AFTER_S, "no_prefill", text)
     worker, fresh = workers[at], wish.prompt_tokens - prefix
     reason = None
-    if worker.wish.role == BOTH and has_room(worker, case.credit_tokens):
+    if _may_run_alone(worker, case):
         others = sum(each is not worker for each in fleet.decoders(wish.adapter))
-        failures = len(wish.avoid) + len(case.failed)
+        failures = len(wish.avoid) + len(case.failed) + case.failed_routes
         reason = core.colocation.policy.alone(Case(fresh, failures, others))
     return Choice(worker, prefix, fresh, reason)
 
 
-def _name(core: Core, choice: Choice) -> None:
+def _may_run_alone(worker: FleetWorker, case: Asked) -> bool:
+    return worker.wish.role == BOTH and has_room(worker, case.credit_tokens)
+
+
+def name_worker(core: Core, choice: Choice) -> None:
     """It is to be computed there; the policy counts that until the worker says it itself."""
     choice.worker.given_tokens += choice.fresh_tokens
     if choice.alone is not None:
@@ -347,14 +358,14 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
     """Answer TicketOpened with another prefill worker, or Throttled, which ends the ticket."""
     ticket = require_ticket(core, caller, message.ticket)
     if ticket.prefill != message.worker:  # said before, and answered with another one
-        core.reply(caller, _opened(ticket))
+        core.reply(caller, opened(ticket))
         return
     require(ticket, TicketEvent.PREFILL_FAILED)
     failed = (*ticket.failed_prefills, (message.worker, ticket.prefill_life))[-AVOIDED_MAX:]
     found = find(core, ticket.known, ticket.wish.keys)
     try:
         asked = Asked(ticket.wish, found, ticket.credit_tokens, failed)
-        choice = _choose_prefill(core, ticket.fleet, asked)
+        choice = choose_prefill(core, ticket.fleet, asked)
     except Refused as refusal:
         change(core, ticket, TicketEvent.CANCELLED)
         _answer_refused(core, caller, refusal)
@@ -362,5 +373,5 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
     fields = choice.fields() | {"staged_bytes": _staged_bytes(ticket, choice, found)}
     fields |= {"is_nearly_done": False, "token": 0, "missed": 0}
     change(core, ticket, TicketEvent.PREFILL_FAILED, failed_prefills=failed, **fields)
-    _name(core, choice)
-    core.reply(caller, _opened(ticket))
+    name_worker(core, choice)
+    core.reply(caller, opened(ticket))

@@ -86,7 +86,7 @@ def shed_ticket(core: Core, caller: Caller, message: ShedTicket) -> None:
         raise BadValue("tokens", len(message.tokens), "all that were generated before, in order")
     taken = {"shed_token": message.token, "keys": keys, "tail": tail, "tokens": message.tokens}
     grown = ticket.wish.prompt_tokens + len(message.tokens) + limits.OVERGROWN_TOKENS
-    taken["credit_tokens"] = max(ticket.credit_tokens, grown)
+    taken |= {"credit_tokens": max(ticket.credit_tokens, grown), "sheds": ticket.sheds + 1}
     unroute(core, ticket, TicketEvent.SHED, **taken)
     core.reply(caller, Done())
 

@@ -124,6 +124,8 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
 
 def _runs(ticket: Ticket, worker: FleetWorker, each: Running) -> bool:
     is_its = ticket.slot is worker and ticket.token == each.token
+    if ticket.slot is None and not each.token:  # run alone since before this master
+        is_its = ticket.prefill == worker.name
     return is_its and (ticket.state, TicketEvent.GROWN) in TICKET_TRANSITIONS
 
 
@@ -144,7 +146,8 @@ def _check_beat(message: FleetBeat) -> None:
 
 def grow(core: Core, ticket: Ticket, tokens: int) -> None:
     """It holds so many tokens: credit that was too small is what they are (predictions err)."""
-    ticket.missed, ticket.is_confirmed = 0, ticket.state is TicketState.INSTALLED
+    is_whole = ticket.state is TicketState.INSTALLED or bool(ticket.alone)
+    ticket.missed, ticket.is_confirmed = 0, is_whole
     if tokens > ticket.credit_tokens:
         change(core, ticket, TicketEvent.GROWN, credit_tokens=tokens)
 
@@ -156,11 +159,15 @@ def in_grace(core: Core, number: int) -> bool:
 
 
 def _end_missing(core: Core, worker: FleetWorker, named: set[int]) -> None:
-    """What a worker has not named in two beats: it has finished it, or never got it in."""
+    """What a worker has not named in two beats: it has finished it, or never got it in.
+
+    One that was to run all of it may not have begun: it counts once it was named.
+    """
     for number in [each for each in worker.tickets if each not in named]:
         ticket = core.tickets.find(number)
         assert ticket is not None, number
-        if ticket.state not in CLAIMS:
+        runs_alone = bool(ticket.alone) and ticket.is_confirmed
+        if not (runs_alone or ticket.state in CLAIMS):
             continue
         ticket.missed += 1
         if ticket.missed < MISSED_MAX:

@@ -91,6 +91,7 @@ def stage(
         raise BadValue("tokens", 0, "at least the first one")
     require(ticket, TicketEvent.STAGED)
     values: dict[str, object] = {"keys": keys, "tail": tail, "tokens": tokens}
+    values |= {"is_confirmed": False, "missed": 0}
     if ticket.alone:  # it has thought better of running all of it
         values |= {"slot": None, "alone": "", "staged_bytes": ticket.staging()}
     change(core, ticket, TicketEvent.STAGED, ready_s=core.now, **values)

@@ -30,6 +30,8 @@ TURN_S: Final = 120.0
 def look(core: Core, fleet: Fleet) -> None:
     """Ask a worker to change, if the policy has wanted that for long enough."""
     policy, roles, now_s = core.roles.policy, fleet.roles, core.now
+    if not policy.acts:  # an operator may have thought better of it
+        roles.turn = None
     if not policy.measures or now_s < roles.look_at_s:
         return
     roles.look_at_s = now_s + LOOK_S

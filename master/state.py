@@ -62,6 +62,7 @@ from kvstore.wire.messages.tickets import (
     LocateParts,
     OpenTicket,
     PresentTicket,
+    RunAlone,
     ShedTicket,
     StageTicket,
     TicketInstalled,
@@ -96,6 +97,7 @@ from master import (
     replication,
     restoring,
     routing,
+    running_alone,
     shrinking,
     status,
     stopping,
@@ -173,6 +175,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(LeaveFleet, fleet_membership.leave_fleet)
     on(OpenTicket, admitting.open_ticket)
     on(FailPrefill, admitting.fail_prefill)
+    on(RunAlone, running_alone.run_alone)
     on(BeginPrefill, handing_over.begin_prefill)
     on(StageTicket, handing_over.stage_ticket)
     on(AwaitRoute, routing.await_route)

@@ -70,6 +70,7 @@ class TicketEvent(StrEnum):
     INSTALLED = "installed"
     UNROUTED = "decode refused or lost"
     SHED = "shed"
+    ALONE = "to be run alone"
     GROWN = "tokens counted"
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -109,6 +110,7 @@ TICKET_TRANSITIONS: Final[dict[tuple[TicketState, TicketEvent], TicketState]] = 
     (_S.CLAIMED_AHEAD, _E.PREFILL_FAILED): _S.OPENED,
     (_S.CLAIMED_AHEAD, _E.GROWN): _S.CLAIMED_AHEAD,
     (_S.STAGED, _E.ROUTED): _S.ROUTED,
+    (_S.STAGED, _E.ALONE): _S.OPENED,
     (_S.ROUTED, _E.CLAIMED): _S.CLAIMED,
     (_S.ROUTED, _E.UNROUTED): _S.STAGED,
     (_S.CLAIMED, _E.CLAIMED): _S.CLAIMED,
@@ -192,6 +194,8 @@ class Ticket(msgspec.Struct, eq=False):
     shed_token: int = 0
     """Of the claim that was given up last."""
     routes: int = 0
+    sheds: int = 0
+    """Of those, how many were given up by a worker that did not fail it."""
     ready_s: float = 0.0
     failed: tuple[str, ...] = ()
     """Decode workers that did not do it: others are preferred."""

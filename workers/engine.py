@@ -200,6 +200,12 @@ class Engine(Generic[KV]):
         return self.rows_max - len(self._rows)
 
     @property
+    def waiting_tokens(self) -> int:
+        """Of prompts, still to be computed before their next token is known."""
+        wanting = map(self._wanting, self._rows.values())
+        return sum(tokens for tokens in wanting if tokens > 1)
+
+    @property
     def running(self) -> tuple[str, ...]:
         """Ids of the requests, oldest first."""
         return tuple(self._rows)

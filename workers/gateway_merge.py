@@ -39,6 +39,10 @@ class Answer:
         self.tokens.append(token)
         return True
 
+    def fence(self) -> None:
+        """No claim counts from now on: one worker goes on by itself."""
+        self.claim = 0
+
     def hear(self, line: Line) -> bool:
         """Whether the line brings a token that is new.
 

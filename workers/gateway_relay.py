@@ -22,6 +22,7 @@ from kvstore.client.tickets import (
     fail_prefill,
     finish_ticket,
     open_ticket,
+    run_alone,
 )
 from kvstore.errors import (
     CallerError,
@@ -166,6 +167,8 @@ class Passage:
         self._opened: TicketOpened | None = None
         self._route = 0
         self._ahead: Ahead | None = None
+        self._has_failed = False
+        """Whether the worker of that route has."""
         self.is_satisfied = False
         """For who iterates `tokens` to set, if it stops early because it has all that it wants."""
         self.answer: Final = Answer(wish.max_tokens, fleet.end_token)
@@ -200,7 +203,9 @@ class Passage:
                 async for token in fresh:
                     yield token
             while not self.answer.finish:
-                async with aclosing(self._decode(await self._routed())) as fresh:
+                is_alone = self._has_failed and await self._alone()
+                steps = self._begun() if is_alone else self._decode(await self._routed())
+                async with aclosing(steps) as fresh:
                     async for token in fresh:
                         yield token
             is_finished = True
@@ -298,6 +303,18 @@ class Passage:
             self._fleet.holder.note(opened.ticket, worker=self._opened.prefill)
         return True
 
+    async def _alone(self) -> bool:
+        """Whether one worker is to go on by itself, now that another route has failed."""
+        self._has_failed, ticket = False, self._ticket().ticket
+        try:
+            self._opened = await self._fleet.master.carry_out(run_alone(ticket, self._route))
+        except (Fenced, UnknownTicket):  # a new master may have routed it, or does not know it
+            return False
+        LOG.info("%s goes on alone: %s", self._opened.prefill, self._opened.alone)
+        self._fleet.holder.runs_alone(ticket, self._opened.prefill)
+        self.answer.fence()
+        return True
+
     async def _routed(self) -> TicketRouted:
         """The next decode worker."""
         began_s, ticket = self.passed_s(), self._ticket().ticket
@@ -307,7 +324,7 @@ class Passage:
                 ticket, self._route, timeout_s=min(AWAIT_S, self._left_s())
             )
             routed = await self._fleet.master.carry_out(plan)
-        self._route = routed.route
+        self._route, self._has_failed = routed.route, False
         self._fleet.holder.note(ticket, worker=routed.decode)
         took_s = self.passed_s() - began_s
         stage("route", took_s, decode=routed.decode)
@@ -327,6 +344,7 @@ class Passage:
             raise
         except KVStoreError as error:
             LOG.warning("decode at %s: %s", routed.decode, error)
+            self._has_failed = True
 
     def _ask(self, route: int) -> DecodeAsk:
         wish = self.wish

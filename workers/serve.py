@@ -98,10 +98,12 @@ class Worker:
     def report(self, member: Member) -> FleetBeat:
         """The present state."""
         prefill, decode = self.prefill, self.decode
+        # Prompts of requests that run here from beginning to end are computed in the batch.
+        computing = [each for each in (prefill, self.batch) if each]
         return FleetBeat(
             member.namespace, member.worker, member.life,
-            queued_tokens=prefill.queued_tokens if prefill else 0,
-            tokens_per_s=prefill.tokens_per_s if prefill else 0.0,
+            queued_tokens=sum(each.queued_tokens for each in computing),
+            tokens_per_s=max(each.tokens_per_s for each in computing),
             step_s=self.batch.step_s if self.batch else 0.0,
             link_bytes_per_s=decode.link_bytes_per_s if decode else 0.0,
             rtt_s=0.0,

@@ -38,6 +38,10 @@ class Batch:
         self._held: dict[str, int] = {}
         self.step_s = 0.0
         """Time of a step lately; 0: none was taken."""
+        self.queued_tokens = 0
+        """Of prompts that are computed here."""
+        self.tokens_per_s = 0.0
+        """Of the latest chunk of a prompt, with the answers that it was computed beside."""
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
         self._thread.start()
 
@@ -125,6 +129,7 @@ class Batch:
             if command is None:
                 return False
             command()
+            self.queued_tokens = self._engine.waiting_tokens
         return True
 
     def _step(self) -> None:
@@ -132,9 +137,12 @@ class Batch:
             listener = self._listeners[crowded]
             self._forget(crowded)
             listener(self._engine.export(crowded))
-        started = time.perf_counter()
+        waiting, started = self._engine.waiting_tokens, time.perf_counter()
         generated = self._engine.step()
         took = time.perf_counter() - started
+        self.queued_tokens = self._engine.waiting_tokens
+        if waiting > self.queued_tokens:
+            self.tokens_per_s = (waiting - self.queued_tokens) / took
         self.step_s += (took - self.step_s) * (SMOOTHING if self.step_s else 1.0)
         for one in generated:
             listener = self._listeners[one.request_id]

@@ -110,7 +110,6 @@ class DecodeDesk:
         claims = tuple(
             Running(each.ask.ticket, each.token, held.get(each.id, 0))
             for each in self._claims.values()
-            if each.token
         )
         return claims + self.ahead.running()
 

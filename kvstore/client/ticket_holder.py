@@ -77,6 +77,12 @@ class TicketHolder:
         held.token = max(held.token, token)
         held.done = done or held.done
 
+    def runs_alone(self, ticket: int, worker: str) -> None:
+        """One worker begins to do all of it: whoever had it before has nothing of it any more."""
+        held = self._held.get(ticket)
+        if held is not None:
+            held.worker, held.token, held.done = worker, 0, None
+
     def drop(self, ticket: int) -> None:
         """It has ended; no error where it is not held."""
         self._held.pop(ticket, None)

@@ -103,6 +103,14 @@ def fail_prefill(
     return (yield from _admitted(wire.FailPrefill(ticket, worker), timeout_s))
 
 
+def run_alone(ticket: int, route: int, *, timeout_s: float = TIMEOUT_S) -> Steps[wire.TicketOpened]:
+    """Ask whether one worker should go on with all of it, after this route has failed.
+
+    Fenced where it should not: await another route.
+    """
+    return (yield from _admitted(wire.RunAlone(ticket, route), timeout_s))
+
+
 def await_route(
     ticket: int, above: int, *, timeout_s: float = TIMEOUT_S
 ) -> Steps[wire.TicketRouted | None]:

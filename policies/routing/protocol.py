@@ -92,8 +92,8 @@ class Case(msgspec.Struct, frozen=True, gc=False):
     fresh_tokens: int
     """Of its prompt, those to be computed: the pool does not have their KV."""
     failed_hand_overs: int = 0
-    """Workers that were to compute this request's prompt and have not handed it over. Who fails
-    after that is replaced by the decode policy, without a new prefill."""
+    """Workers that were to compute this request's prompt and have not handed it over, or were to
+    decode it and have not."""
     others: int = 1
     """Workers that could take it over from there, besides that one."""
 

@@ -50,7 +50,14 @@ def test_the_commands_in_the_readme_exist(shared_pool: Up) -> None:
     commands = [
         line.split("#")[0].split() for line in lines if line.startswith(".venv/bin/kvharbor ")
     ]
-    assert {words[1] for words in commands} == {"up", "status", "policy", "trace", "masters"}
+    assert {words[1] for words in commands} == {
+        "up",
+        "status",
+        "policy",
+        "trace",
+        "masters",
+        "drill",
+    }
     for words in commands:
         asked = [word for word in words[1:] if word.startswith("--")]
         command = itertools.takewhile(lambda word: word.isalpha() and word.islower(), words[1:])

@@ -74,6 +74,15 @@ def test_a_new_master_hears_of_all_that_is_held_once() -> None:
     assert script.asked[3:] == [GetTerm()]
 
 
+def test_what_one_worker_does_alone_is_presented_as_that() -> None:
+    script = Script()
+    holder = held(script, FIRST)
+    holder.note(ONE, worker="d1", token=9, done=HandOver(CHAIN, (7,)))
+    holder.runs_alone(ONE, "b1")
+    drive(holder.keep(), script.will(Term(2), Done()))
+    assert script.asked[-1] == msgspec.structs.replace(presented(), worker="b1")
+
+
 def test_what_is_refused_is_given_up() -> None:
     script = Script()
     holder = held(script, FIRST, SECOND)

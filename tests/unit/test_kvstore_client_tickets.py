@@ -50,6 +50,7 @@ LIST = wire.TicketList(0, (), (), 0, 0)
             OPENED,
         ),
         (tickets.fail_prefill(9, "p1"), wire.FailPrefill(9, "p1"), OPENED, OPENED),
+        (tickets.run_alone(9, 77), wire.RunAlone(9, 77), OPENED, OPENED),
         (
             tickets.await_route(9, 2, timeout_s=5.0),
             wire.AwaitRoute(9, 2, 4.0),

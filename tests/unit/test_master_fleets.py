@@ -13,6 +13,7 @@ from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import GetStatus, Status
 from master.metrics import ShellCounts, exposition
 from master.tickets import TicketState
+from master.tunables import Tunables
 from tests.unit.master_rig import failure
 from tests.unit.ticket_rig import Fleet
 
@@ -191,6 +192,49 @@ def test_a_worker_that_cannot_be_right_does_not_join(field: str, value: object) 
     wish = msgspec.structs.replace(fleet.joined["d1"], **{field: value})
     bad = failure(fleet.rig.ask(fleet.rig.engine, wish))
     assert (bad.code, bad.text.split(":")[0]) == ("bad_value", field)
+
+
+def alone_on_b1() -> tuple[Fleet, wire.TicketOpened]:
+    """A request that one worker runs whole, beside another that could."""
+    fleet = Fleet(Tunables("test", replicas=1, colocation="always"))
+    fleet.join("b1", "both")
+    opened = fleet.open(fleet.wish(pages=0, behind=20))
+    fleet.join("b2", "both")
+    fleet.begin(opened)
+    return fleet, opened
+
+
+def test_what_ran_alone_and_is_named_no_more_has_ended() -> None:
+    fleet, opened = alone_on_b1()
+    for _ in range(3):  # it has not begun yet
+        assert fleet.beat("b1") == ()
+    assert fleet.beat("b1", (opened.ticket, 0, 21)) == ()
+    fleet.beat("b1")
+    assert fleet.ticket(opened.ticket).slot is not None
+    fleet.beat("b1")
+    fleet.assert_nothing_held()
+
+
+def test_who_is_to_run_it_in_place_of_another_may_not_have_begun() -> None:
+    fleet, opened = alone_on_b1()
+    fleet.beat("b1", (opened.ticket, 0, 21))
+    again = fleet.ask(wire.FailPrefill(opened.ticket, "b1"), wire.TicketOpened)
+    assert again.prefill == "b2"
+    assert fleet.beat("b1", (opened.ticket, 0, 22)) == (opened.ticket,)
+    for _ in range(3):
+        fleet.beat("b2")
+    assert fleet.ticket(opened.ticket).prefill == "b2"
+
+
+def test_what_ran_alone_and_was_handed_on_is_not_over_because_nobody_names_it() -> None:
+    fleet, opened = alone_on_b1()
+    fleet.beat("b1", (opened.ticket, 0, 21))
+    fleet.ask(fleet.stage_message(opened), Done)
+    route = fleet.route(opened.ticket)
+    fleet.claim(opened.ticket, route)
+    for _ in range(2):
+        fleet.beat(route.decode)
+    assert fleet.ticket(opened.ticket).state is TicketState.STAGED
 
 
 def test_there_are_so_many_workers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,22 @@ def test_one_that_a_worker_runs_alone_can_be_presented_as_staged() -> None:
     assert ticket.staged_bytes == ticket.staging()
 
 
+def test_what_a_worker_runs_alone_goes_on_after_a_takeover() -> None:
+    fleet = Fleet(Tunables(cluster="test", replicas=1, colocation="always"))
+    fleet.join("b1", "both")
+    opened = fleet.open(fleet.wish(seed=1, request="one"))
+    fleet.begin(opened)
+    taken_over(fleet)
+    fleet.join("b1", "both")
+    fleet.join("b2", "both")
+    runs = opened.ticket, 0, 400
+    assert fleet.beat("b1", runs) == ()  # somebody may still present it
+    fleet.ask(present(fleet, opened.ticket, worker="b1"), Done)
+    assert fleet.beat("b1", runs) == ()
+    assert fleet.beat("b2", runs) == (opened.ticket,)
+    assert fleet.ticket(opened.ticket).credit_tokens == 400
+
+
 def test_only_the_highest_claim_counts() -> None:
     fleet = taken_over(Fleet())
     old = (1 << 32) + 5

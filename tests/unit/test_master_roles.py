@@ -130,6 +130,16 @@ def test_observing_counts_what_would_be_asked() -> None:
     assert live(fleet, 6.0, queued=5000) == {("d1", "prefill")}
 
 
+def test_nobody_is_asked_any_more_once_an_operator_says_so() -> None:
+    fleet = crew()
+    assert live(fleet, 6.0, queued=5000) == {("d1", "prefill")}
+    operator = fleet.rig.open("operator", "", "kvharbor")
+    fleet.rig.ask(operator, SetPolicy("roles", "observe", {}))
+    assert live(fleet, 6.0, queued=5000) == set()
+    rows = fleet.ask(wire.ListTickets(), wire.TicketList).workers
+    assert {row.state for row in rows} == {"live"}
+
+
 def test_off_looks_at_nothing() -> None:
     fleet = crew("off")
     assert live(fleet, 6.0, queued=5000) == set()

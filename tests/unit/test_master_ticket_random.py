@@ -93,6 +93,11 @@ class TicketMachine(RuleBasedStateMachine):
         if number >= 5:
             self.say(wire.FailPrefill(self.ticket(number), name))
 
+    @rule(number=NUMBERS)
+    def run_alone(self, number: int) -> None:
+        found = self.fleet.rig.master.core.tickets.find(self.ticket(number))
+        self.say(wire.RunAlone(self.ticket(number), 0 if found is None else found.route))
+
     @rule(number=NUMBERS, failed=st.booleans(), timeout_s=st.sampled_from([0.0, 1.0]))
     def route(self, number: int, timeout_s: float, *, failed: bool) -> None:
         found = self.fleet.rig.master.core.tickets.find(self.ticket(number))

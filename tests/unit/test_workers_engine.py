@@ -36,8 +36,12 @@ def test_a_prompt_takes_a_step_a_chunk_beside_running_requests() -> None:
     engine.add(request("short", 3, 10))
     assert [one.request_id for one in engine.step()] == ["short"]
     engine.add(request("long", 3 * CHUNK))
-    names = [[one.request_id for one in engine.step()] for _ in range(4)]
+    names, waiting = [], []
+    for _ in range(4):
+        waiting.append(engine.waiting_tokens)
+        names.append([one.request_id for one in engine.step()])
     assert names == [["short"], ["short"], ["long", "short"], ["short", "long"]]
+    assert waiting == [3 * CHUNK, 2 * CHUNK, CHUNK, 0]
 
 
 def test_a_stop_token_is_generated_and_ends_the_request() -> None:

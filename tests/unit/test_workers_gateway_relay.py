@@ -55,6 +55,8 @@ class FakeMaster:
         self.epoch = 1
         self.refusals: dict[type[Message], Exception] = {}
         """Raised once, of the next message of that type."""
+        self.run_alone = ""
+        """Why one worker is to go on alone, where a route has failed."""
         self.alone: list[str] = []
         """Why the first, second, ... worker that is named is to do all of it."""
         self.is_staged = asyncio.Event()
@@ -94,6 +96,10 @@ class FakeMaster:
                 fails = len(self.heard(wire.FailPrefill))
                 alone = self.alone.pop(0) if self.alone else ""
                 return wire.TicketOpened(TICKET, 0, f"p{fails}", f"p{fails}:1", alone)
+            case wire.RunAlone():
+                if not self.run_alone:
+                    raise Fenced("another one decodes")
+                return wire.TicketOpened(TICKET, 0, "b", "b:1", self.run_alone)
             case wire.GetTerm():
                 return wire.Term(self.epoch)
             case wire.AwaitRoute():
@@ -373,3 +379,40 @@ def test_one_that_leaves_has_staged_what_it_has_done() -> None:
     assert isinstance(routed, DecodeAsk)
     assert (routed.route, routed.tokens) == (route(1), (*PROMPT, *TOKENS[:2]))
     assert case.master.ends() == [wire.FinishTicket(TICKET, 5)]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_after_decode_workers_have_failed_one_worker_goes_on_alone(at: int) -> None:
+    """Also from the tokens of a claim that was higher than any that it has: it has none."""
+    died = [*lines(5, *range(1, at + 1)), Unavailable("x")]
+    case = Case([STAGED], died, lines(0, *range(at, 5)))
+    case.master.run_alone = "failed_hand_overs"
+    assert case.run() == TOKENS
+    assert case.master.heard(wire.RunAlone) == [wire.RunAlone(TICKET, route(1))]
+    assert case.workers.asked[-1] == case.asked_alone(*TOKENS[: at + 1])
+    assert len(case.master.heard(wire.AwaitRoute)) == 1
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 0)]
+
+
+def test_one_that_has_gone_on_alone_and_dies_is_followed_as_any_other() -> None:
+    died = [*lines(0, 0, 1), Unavailable("x")]
+    case = Case([STAGED, STAGED], [Unavailable("x")], died, lines(6, 2, 3, 4))
+    case.master.run_alone = "failed_hand_overs"
+    assert case.run() == TOKENS
+    assert case.master.heard(wire.FailPrefill) == [wire.FailPrefill(TICKET, "b")]
+    assert case.master.ends() == [wire.FinishTicket(TICKET, 6)]
+
+
+def test_where_the_master_knows_nobody_another_decode_worker_goes_on() -> None:
+    case = Case([STAGED], lines(5, 1), lines(6, 2, 3, 4))
+    case.workers.decodes[0].append(Unavailable("x"))
+    assert case.run() == TOKENS
+    assert len(case.master.heard(wire.RunAlone)) == 1
+    assert case.passage.stages.routes == 2
+
+
+def test_who_hands_a_request_on_has_not_failed_it() -> None:
+    case = Case([STAGED], lines(5, 1), lines(6, 2, 3, 4))
+    case.master.run_alone = "failed_hand_overs"
+    assert case.run() == TOKENS
+    assert case.master.heard(wire.RunAlone) == []

@@ -74,6 +74,13 @@ def test_each_request_has_its_listener(batch: Batch) -> None:
     assert batch.held == {}
 
 
+def test_prompts_that_wait_are_counted_until_they_are_computed(batch: Batch) -> None:
+    assert (batch.queued_tokens, batch.tokens_per_s) == (0, 0.0)
+    all_of(join(batch, "one", 5))
+    assert batch.queued_tokens == 0
+    assert batch.tokens_per_s > 0
+
+
 def test_who_does_not_fit_is_told_so(batch: Batch) -> None:
     join(batch, "one", 200)
     with pytest.raises(OutOfSpace):

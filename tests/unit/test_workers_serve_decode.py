@@ -177,7 +177,7 @@ def test_without_a_route_all_is_computed_and_nothing_is_claimed(known: int) -> N
     assert case.store.asked == [wire.BeginPrefill(9, "d1", 3)]
 
 
-def test_what_is_claimed_is_told_in_beats_and_what_has_no_route_is_not() -> None:
+def test_what_runs_is_told_in_beats_with_a_route_or_without() -> None:
     async def first(desk: DecodeDesk) -> list[list[int]]:
         running = []
         for route in (0, 4):
@@ -186,7 +186,7 @@ def test_what_is_claimed_is_told_in_beats_and_what_has_no_route_is_not() -> None
                 running.append([each.token for each in desk.running()])
         return running
 
-    assert Case().run(first) == [[], [CLAIM]]
+    assert Case().run(first) == [[0], [CLAIM]]
 
 
 async def shed_after_two(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:

@@ -70,7 +70,8 @@ class FleetBeat(Message, frozen=True, tag=178):
     """Speed of pulls measured lately; 0: not yet."""
     rtt_s: float
     running: tuple[Running, ...]
-    """Every ticket that it has claimed and not finished. One missing in two beats is finished."""
+    """Every ticket that it has claimed, or runs alone (token 0), and not finished. One missing in
+    two beats is finished."""
     is_draining: bool = False
     """Takes nothing new: it is about to leave."""
 
@@ -220,7 +221,7 @@ class TicketClaimed(Message, frozen=True, tag=189):
     """Generated so far, by all who had it before; none in a claim ahead."""
 
 
-class AwaitParts(Message, frozen=True, tag=200):
+class AwaitParts(Message, frozen=True, tag=201):
     """Decode worker with a claim: which parts of its pages are sealed -> PartsSealed.
 
     Held back until there are more than it has, or the ticket is staged.
@@ -233,7 +234,7 @@ class AwaitParts(Message, frozen=True, tag=200):
     timeout_s: float
 
 
-class PartsSealed(Message, frozen=True, tag=201):
+class PartsSealed(Message, frozen=True, tag=202):
     """Leading pages of the ticket of which each part can be read, whatever else they lack."""
 
     pages: tuple[int, ...]
@@ -241,7 +242,7 @@ class PartsSealed(Message, frozen=True, tag=201):
     """Nobody computes any more: what is lacking now is to be computed by who has the claim."""
 
 
-class LocateParts(Message, frozen=True, tag=202):
+class LocateParts(Message, frozen=True, tag=203):
     """Decode worker with a claim: where this part of those pages is -> Located, leased.
 
     Nobody else may read parts of pages that are not complete. Pages that lack it are left out.
@@ -291,6 +292,16 @@ class FailPrefill(Message, frozen=True, tag=194):
 
     ticket: int
     worker: str
+
+
+class RunAlone(Message, frozen=True, tag=200):
+    """Gateway: routes up to this one have failed; may one worker do all of it? -> TicketOpened, or
+    Fenced where it is to be routed anew. Safe to repeat.
+    """
+
+    ticket: int
+    route: int
+    """The present one, or the last."""
 
 
 class PresentTicket(Message, frozen=True, tag=195):
