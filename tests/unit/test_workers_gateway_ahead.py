@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from kvstore.errors import Unavailable, UnknownTicket
-from tests.unit.test_workers_gateway_relay import (
+from tests.unit.relay_rig import (
     PROMPT,
     STAGED,
     TICKET,
