@@ -1,8 +1,8 @@
 """What does looking through all pages of a large pool cost its master?
 
 A core, without process or network, takes over a pool of which two hosts have every page, beside a
-third one. Then replicas are counted, and one of the two hosts is lost: its copies leave the
-directory, and what lacks replicas is noted. Times are the processor's.
+third one. Then it is asked for its status, replicas are counted, and one of the two hosts is lost:
+its copies leave the directory, and what lacks replicas is noted. Times are the processor's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness import Report, arguments
 from benchmarks.stored_pool import Heir, stored_pool
 from kvstore.wire.messages.membership import Heartbeat
+from kvstore.wire.messages.reads import GetStatus
 from kvstore.wire.messages.replicas import GetReplicas, ReplicaReport
 from master.events import Request, SessionClosed, SessionId, SessionOpened, Tick
 from master.tunables import Tunables
@@ -86,6 +87,9 @@ def _measure(report: Report, pages: int) -> list[dict[str, Figure]]:
         report.at_most(f"{what}/{pages}/longest_event_ms", 1e3 * heir.longest_event_s,
                        EVENT_TARGET_MS)  # fmt: skip
 
+    heir.begin()
+    heir.ask(GetStatus(), OPERATOR)
+    done("status", heir.pages)
     heir.begin()
     counted = pool.counted()
     assert counted.namespaces[0].pages == heir.pages, counted

@@ -25,7 +25,7 @@ from tests.cluster.up import Up, clean_environment, kvharbor, remove_segments
 if TYPE_CHECKING:
     from typing import Self
 
-START_S: Final = 300.0
+START_S: Final = 600.0
 IDLE_S: Final = 60.0
 
 

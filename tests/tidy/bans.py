@@ -104,12 +104,12 @@ def banned_builtins(source: Source) -> Iterator[str]:
     """Find calls of banned builtins; `__hash__` alone may call hash()."""
     exempt = {
         inner
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef) and node.name == "__hash__"
         for inner in ast.walk(node)
     }
     bans = {ban.name: ban for ban in BUILTINS if ban.covers(source.path)}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Call(func=ast.Name(id=name), lineno=line) if (
                 name in bans and name not in source.names and node not in exempt
@@ -121,7 +121,7 @@ def real_waits(source: Source) -> Iterator[str]:
     """Find `asyncio.sleep` of anything but 0 (which only lets others run) where time is virtual."""
     if not matches(source.path, TIMELESS):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and source.dotted(node.func) == "asyncio.sleep":
             match node.args:
                 case [ast.Constant(value=0)]:
@@ -132,7 +132,7 @@ def real_waits(source: Source) -> Iterator[str]:
 
 def swallowed_errors(source: Source) -> Iterator[str]:
     """Find handlers of every exception that do nothing."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.ExceptHandler(
                 type=None | ast.Name(id="Exception" | "BaseException"),
@@ -144,6 +144,8 @@ def swallowed_errors(source: Source) -> Iterator[str]:
 
 def bad_comments(source: Source) -> Iterator[str]:
     """Find exemptions from a linter without codes and reason, and notes of unfinished work."""
+    if not (EXEMPTION.search(source.text) or LEFT_OVER.search(source.text)):
+        return  # spares most files the tokenizer, which is slow
     for token in source.tokens:
         if token.type != tokenize.COMMENT:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import tokenize
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -18,19 +17,11 @@ FILE_LINES_MAX: Final = 400
 COLUMNS_MAX: Final = 100
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-NOT_CODE: Final = {
-    tokenize.COMMENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-    tokenize.INDENT,
-    tokenize.NEWLINE,
-    tokenize.NL,
-}
 
 
 def functions(source: Source) -> Iterator[Function]:
     """Yield every function and method, nested ones too."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             yield node
 
@@ -53,11 +44,7 @@ def code_lines(source: Source, node: Function) -> int:
     assert node.end_lineno is not None
     span = range(node.lineno, node.end_lineno + 1)
     skipped = docstring_lines(node)
-    held: set[int] = set()
-    for token in source.tokens:
-        if token.type not in NOT_CODE and token.start[0] in span:
-            held.update(range(token.start[0], token.end[0] + 1))
-    return len(held.difference(skipped))
+    return len(source.code_lines.intersection(span).difference(skipped))
 
 
 def too_long_functions(source: Source) -> list[str]:

@@ -17,6 +17,14 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PACKAGES: Final = ("kvstore", "master", "policies", "workers")
 TESTS: Final = ("tests",)
 EVERYTHING: Final = (*PACKAGES, *TESTS, "benchmarks")
+NOT_CODE: Final = {
+    tokenize.COMMENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.INDENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+}
 
 
 @dataclass(frozen=True)
@@ -37,15 +45,26 @@ class Source:
         return ast.parse(self.text, self.path)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def tokens(self) -> list[tokenize.TokenInfo]:
         """The tokens, comments included."""
         return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
 
     @cached_property
+    def code_lines(self) -> set[int]:
+        """Numbers of the lines that hold code or a docstring: neither blank nor a comment alone."""
+        code = (token for token in self.tokens if token.type not in NOT_CODE)
+        return {line for token in code for line in range(token.start[0], token.end[0] + 1)}
+
+    @cached_property
     def names(self) -> dict[str, str]:
         """What each imported name stands for: `from time import sleep as s` is s: time.sleep."""
         found: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Import(names=aliases):
                     for alias in aliases:
@@ -69,7 +88,7 @@ class Source:
 
     def references(self) -> Iterator[tuple[int, str]]:
         """Yield line and full name of every import and every use of an imported name."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Import(names=aliases):
                     yield from ((node.lineno, alias.name) for alias in aliases)

@@ -56,9 +56,16 @@ class TicketMachine(RuleBasedStateMachine):
     def join_again(self, name: str, capacity: int) -> None:
         self.join(name, capacity)
 
-    def join(self, name: str, capacity: int) -> None:
+    def join(self, name: str, capacity: int, role: str = "") -> None:
         """Or change what it can hold."""
-        self.fleet.join(name, ROLES[name], capacity=capacity, batch=3)
+        role = role or ROLES[name]
+        self.fleet.join(name, role, capacity=capacity, batch=3, switches=role != "both")
+
+    @rule(name=NAMES, role=st.sampled_from(["prefill", "decode"]), says_so=st.booleans())
+    def change_role(self, name: str, role: str, *, says_so: bool) -> None:
+        if says_so:
+            self.leave(name)
+        self.join(name, 2000, role)
 
     @rule(name=NAMES)
     def leave(self, name: str) -> None:
