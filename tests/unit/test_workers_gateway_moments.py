@@ -19,7 +19,7 @@ from tests.fakes import ManualClock
 from tests.unit import ticket_rig
 from workers.gateway_relay import Fleet, Passage, Patience
 from workers.gateway_requests import Wish
-from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone
+from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone, PrepareAsk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -44,6 +44,7 @@ class Pool:
         self.fleet = ticket_rig.Fleet()
         self.fleet.pair()
         self._at = at
+        self._is_computing = False
         self.act: Callable[[], Awaitable[None]] = self.take_over
         space = OpenedNamespace(self.fleet.space.namespace, self.fleet.space.ordinal)
         self.gateway = Fleet(self, self, space, 99, Patience(1.0, 60.0), ManualClock(0.0))
@@ -89,8 +90,10 @@ class Pool:
         await asyncio.sleep(0)
         rig = self.fleet.rig
         reply, request = rig.ask(rig.engine, message), rig.last_request
-        if reply is None:
-            await self._moment("held back")
+        while reply is None:  # ahead of the prompt's end it may be held back for long
+            if not self._is_computing:
+                await self._moment("held back")
+            await asyncio.sleep(0)
             rig.tick()
             reply = rig.reply(rig.engine, request)
         answer = self._checked(reply)
@@ -112,6 +115,13 @@ class Pool:
         return self._checked(self.fleet.rig.ask(self.fleet.rig.engine, message))
 
     async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
+        self._is_computing = True
+        try:
+            return await self._computed(where, ask)
+        finally:
+            self._is_computing = False
+
+    async def _computed(self, where: str, ask: PrefillAsk) -> PrefillDone:
         name = where.partition(":")[0]
         await self._moment("begun")
         self._ask(wire.BeginPrefill(ask.ticket, name, self.fleet.lives[name]))
@@ -120,6 +130,9 @@ class Pool:
         self._ask(wire.StageTicket(ask.ticket, name, life, keys, wire.TailRef(), (TOKENS[0],)))
         await self._moment("staged")
         return PrefillDone(TOKENS[0], 0, 0.0, 0.0)
+
+    async def prepare(self, where: str, ask: PrepareAsk) -> None:
+        raise AssertionError("no worker is chosen ahead here")
 
     async def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
         name = where.partition(":")[0]
