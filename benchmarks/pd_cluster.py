@@ -3,8 +3,8 @@
 Requests go through the master's own state machine under virtual time; only what computing and links
 take is made up, from the parameters here. They are round ones of a model of 8 billion weights, with
 queries in groups (131 072 bytes of KV a token), on accelerators with 80 GB, and of links of 100
-Gbit/s. Chunks of 256 tokens suit workers that do both best: of 128, 256 and 512 each, 67, 71 and 66 %
-of the answers of eight such workers were in time.
+Gbit/s. Chunks of 256 tokens suit workers that do both best: of the answers of eight of them 67, 71
+and 66 % were in time with 128, 256 and 512.
 """
 
 from __future__ import annotations
