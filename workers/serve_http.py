@@ -168,7 +168,7 @@ class Desk:
                 return _refusal(error)
             LOG.warning("ticket %d given up: %s", ask.ticket, error)
             if request.transport is not None:  # a stream that ends well says: somebody goes on
-                request.transport.abort()
+                request.transport.close()
             return response
         if not response.prepared:
             return _refusal(Fenced("the ticket has gone to another worker"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from workers.drills.load import Asked, Question
 
-TROUBLES_SHOWN_MAX = 5
+TROUBLES_SHOWN_MAX: Final = 5
 
 
 class Outcome(msgspec.Struct, frozen=True):

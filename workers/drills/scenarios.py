@@ -52,14 +52,15 @@ def prefill_dead(site: Deployment, load: Load) -> Outcome:
 
 def decode_half_dead(site: Deployment, load: Load) -> Outcome:
     """Their streams go on elsewhere."""
-    half = len(site.named("decode")) // 2
+    dead: list[str] = []
 
-    def busiest() -> list[str]:
-        rows = sorted(site.fleet().values(), key=lambda row: -row.running)
-        return [row.worker for row in rows if row.role == "decode" and row.running][:half]
+    def are_at_work() -> bool:
+        running = _running(site)
+        dead[:] = _busiest_first(running)[: len(running) // 2]
+        return all(running[name] for name in dead)
 
-    load.await_so("decode workers are at work", lambda: len(busiest()) == half)
-    dead, streams = busiest(), load.streaming()
+    load.await_so("decode workers are at work", are_at_work)
+    streams = load.streaming()
     began_s = time.monotonic()
     for name in dead:
         site.workers[name].kill()
@@ -125,8 +126,7 @@ def rolling_upgrade(site: Deployment, load: Load) -> Outcome:
     load.streaming()
     turned_s = time.monotonic()
     load.target = site.target
-    rows = site.fleet()
-    *busier, last = sorted(decodes, key=lambda name: -rows[name].running)
+    *busier, last = (name for name in _busiest_first(_running(site)) if name in decodes)
     site.retire(*busier)
     recovery_s = load.recovery_s(turned_s)
     load.await_ended([each for each in load.all() if each.target.model == old])
@@ -136,6 +136,16 @@ def rolling_upgrade(site: Deployment, load: Load) -> Outcome:
     took_s = time.monotonic() - began_s
     facts = (f"{len(fresh)} workers exchanged in {took_s:.0f} s",)
     return Outcome(recovery_s, "requests went to the new revision", facts)
+
+
+def _running(site: Deployment) -> dict[str, int]:
+    """How many tickets each decode worker runs."""
+    fleet = site.fleet()
+    return {name: fleet[name].running if name in fleet else 0 for name in site.named("decode")}
+
+
+def _busiest_first(running: Mapping[str, int]) -> list[str]:
+    return sorted(running, key=lambda name: -running[name])
 
 
 DRILLS: Final[Mapping[str, Drill]] = {
