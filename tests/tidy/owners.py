@@ -29,6 +29,7 @@ MODEL_PROGRAMS: Final = (
     "workers/sampling*",
     "workers/serve.py",
     "workers/serve_batch.py",
+    "workers/serve_keeping.py",
     "workers/serve_kv.py",
     "workers/serve_prefill.py",
     "workers/serve_tails.py",
