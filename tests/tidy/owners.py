@@ -74,13 +74,19 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "sqlite3": ("kvstore/coordination/sqlite.py",),
     "torch": (
         "benchmarks/batching.py",
+        "benchmarks/shedding.py",
         "kvstore/client/tensors.py",
         "kvstore/connectors/*",
         "kvstore/transfer/cuda.py",
         *MODEL_PROGRAMS,
     ),
     "tokenizers": ("workers/chat_formats.py",),
-    "transformers": ("kvstore/connectors/transformers*", *MODEL_PROGRAMS, "benchmarks/batching*"),
+    "transformers": (
+        "benchmarks/batching.py",
+        "benchmarks/shedding.py",
+        "kvstore/connectors/transformers*",
+        *MODEL_PROGRAMS,
+    ),
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
