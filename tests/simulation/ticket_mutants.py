@@ -39,7 +39,7 @@ def tokens_of_old_claims_are_streamed(patch: Patch) -> None:
 
 def old_claims_are_heard(patch: Patch) -> None:
     """A decode worker whose ticket went to another installs it all the same."""
-    patch.setattr(claims, "_require_claim", lambda ticket, token: None)
+    patch.setattr(claims, "require_claim", lambda ticket, token: None)
 
 
 def credit_is_not_returned(patch: Patch) -> None:
