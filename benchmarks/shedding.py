@@ -67,7 +67,9 @@ class Workers:
         giver, taker = self._fresh(running, kept=len(running.tokens) if is_kept else 0)
         began_s = time.perf_counter()
         generated = running.tokens[running.prompt_tokens :]
-        done = giver.hand_over(1, 1, running.tokens[:-1], generated, running.cache, TTL_S)
+        done = giver.hand_over(
+            self._spaces, 1, running.tokens[:-1], generated, running.cache, TTL_S
+        )
         claimed = _claimed(giver, running, done)
         held = len(done.chain) * giver.opened.namespace.layout.page_tokens
         pulled = taker.take_up(claimed, len(running.tokens) - 1 - held, running.tokens)
