@@ -25,6 +25,8 @@ WAYS: Final = {
     "memcpy": "memcpy, one thread",
 }
 
+OVERLOAD: Final = " asked for more than the trace does"
+
 Row = dict[str, str | float]
 Document = dict[str, object]
 
@@ -98,12 +100,98 @@ def failover_table(document: Document) -> list[str]:
     return lines
 
 
+def cluster_table(document: Document) -> list[str]:
+    """What fleets of modelled workers do with a trace."""
+    lines = [
+        "| workers | prompts' tokens reused | first token (s): p50, p99 | token (ms): p50, p99 "
+        "| answers in time |",
+        "|---|---|---|---|---|",
+    ]
+    for row in tables(document)["cluster, modelled"]:
+        cells = [
+            str(row["fleet"]), f"{float(row['reused %']):.0f} %",
+            f"{float(row['first p50 s']):.2f}, {float(row['first p99 s']):.1f}",
+            f"{float(row['token p50 ms']):.0f}, {float(row['token p99 ms']):.0f}",
+            f"{float(row['met both %']):.0f} %",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def overload_table(document: Document) -> list[str]:
+    """What fleets of modelled workers do with the same trace, so many times as fast."""
+    lines = [
+        "| workers | asked for | told to come again | first token (s): p50, p99 "
+        "| in time, a second |",
+        "|---|---|---|---|---|",
+    ]
+    for title, rows in tables(document).items():
+        fleet, found, _ = title.removeprefix("cluster, modelled: ").partition(OVERLOAD)
+        for row in rows if found else []:
+            cells = [
+                fleet, str(row["asked for"]).replace("x", "×"),
+                f"{float(row['throttled %']):.0f} %",
+                f"{float(row['first p50 s']):.1f}, {float(row['first p99 s']):.1f}",
+                f"{float(row['goodput/s']):.1f}",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def origin(document: Document) -> str:
     """Where the figures come from."""
     machine = document["machine"]
     assert isinstance(machine, dict)
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     return f"`python {document['command']}` at commit `{document['commit']}`; {where}."
+
+
+def serving_table(document: Document, model: str) -> list[str]:
+    """What fleets of real processes do, on few cores, at one rate."""
+    lines = [
+        "| workers | prompts with | first token (ms): p50, p99 | token (ms): p50, p99 "
+        "| one pause in a hundred (ms) |",
+        "|---|---|---|---|---|",
+    ]
+    (rows,) = [
+        rows for title, rows in tables(document).items()
+        if title.startswith(f"{model}: ") and title.endswith("requests/s")
+    ]  # fmt: skip
+    for row in rows:
+        cells = [
+            str(row["fleet"]), str(row["prompts with"]),
+            *(f"{float(row[f'{what} p50 ms']):.0f}, {float(row[f'{what} p99 ms']):.0f}"
+              for what in ("first", "token")),
+            f"{float(row['pause p99 ms']):.0f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def serving_lines() -> list[str]:
+    """Prefill and decode apart and together."""
+    modelled, real = load("pd_cluster"), load("pd")
+    parameters, busy = modelled["parameters"], real["parameters"]
+    assert isinstance(parameters, dict)
+    assert isinstance(busy, dict)
+    return [
+        "Prefill and decode in different workers, in virtual time, through the master's own code:",
+        f"{parameters['cluster_requests']} requests of the published conversation trace,",
+        f"{parameters['cluster_workers']} workers with a model of 8 billion weights and 80 GB,",
+        "links of 100 Gbit/s. In time: 5 s to the first token, and 50 ms for each of the others.",
+        "Who is told to come again does so for 30 s, which count.",
+        origin(modelled),
+        "",
+        *cluster_table(modelled),
+        "",
+        *overload_table(modelled),
+        "",
+        "Real processes with the tiny model, whose answers cost what passing them on costs, on two",
+        f"cores that others kept busy (a load of {busy['load_of_machine']}): nothing is won there.",
+        origin(real),
+        "",
+        *serving_table(real, "tiny"),
+    ]
 
 
 def block() -> str:
@@ -123,6 +211,8 @@ def block() -> str:
         origin(failover),
         "",
         *failover_table(failover),
+        "",
+        *serving_lines(),
         STOP,
     ]
     return "\n".join(lines)
