@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version as distribution_version
 from pathlib import Path  # noqa: TC003 -- typer reads annotations when it runs
 from typing import Annotated, Final
 
@@ -304,6 +303,9 @@ def replay(  # noqa: PLR0913 -- each is an option of the command line
 @app.command()
 def version(context: typer.Context, as_json: AsJson = False) -> None:
     """Print the version."""
+    # Only now: what reads the metadata of packages takes an eighth of a command's start.
+    from importlib.metadata import version as distribution_version
+
     found = distribution_version("kvharbor")
     if as_json or context.obj:
         output.print_json({"version": found})

@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from importlib import import_module
-from importlib.metadata import entry_points
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
 
@@ -69,6 +68,9 @@ def load_kind(name: str) -> TransportKind:
     if name in BUILT_IN:
         module = BUILT_IN[name]
     else:
+        # Only now: to load it takes a worker's start an eighth longer.
+        from importlib.metadata import entry_points
+
         found = entry_points(group=ENTRY_POINT_GROUP, name=name)
         if not found:
             raise ConfigError(f"transports: {name!r} is unknown, want any of {sorted(BUILT_IN)}")
