@@ -37,13 +37,22 @@ class Fleet:
     """A pool, inference workers of the tiny model, and a gateway."""
 
     def __init__(
-        self, folder: Path, *roles: str, options: tuple[str, ...] = (), secret: Path | None = None
+        self,
+        folder: Path,
+        *roles: str,
+        options: tuple[str, ...] = (),
+        secret: Path | None = None,
+        config: str = "",
     ) -> None:
-        """Remember what to start: a worker for each of `roles`, named after it and its place."""
+        """Remember what to start: a worker for each of `roles`, named after it and its place.
+
+        `config` is the pool's, as a file has it.
+        """
         self.folder = folder
         self._roles = roles
         self._options = options
         self._file = secret
+        self._config = config
         self._secret = [] if secret is None else [f"--secret-file={secret}"]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._undo = ExitStack()
@@ -51,7 +60,11 @@ class Fleet:
     def __enter__(self) -> Self:
         """Start everything; returns when the gateway listens."""
         with ExitStack() as undo:
-            self.up = undo.enter_context(Up(self.folder / "pool", *self._secret, dram="256MiB"))
+            own = [*self._secret]
+            if self._config:
+                (self.folder / "pool.toml").write_text(self._config)
+                own.append(f"--config={self.folder / 'pool.toml'}")
+            self.up = undo.enter_context(Up(self.folder / "pool", *own, dram="256MiB"))
             key = None if self._file is None else read_secret(self._file)
             self.store = undo.enter_context(KVStore.connect(self.up.master, secret=key))
             undo.callback(self._stop_all)

@@ -7,7 +7,7 @@ import re
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 COMPLETIONS = "/v1/completions"
+AHEAD: Final[dict[str, Any]] = {
+    "config": "[master]\nroute_ahead = 1e6\n", "options": ("--layer-groups=2",),
+}  # fmt: skip
+"""Decode workers are chosen at once, and pull each group of layers as it is computed."""
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
 
 
@@ -66,7 +70,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, collector: SpanCollector) ->
     """One for the tests that kill nothing."""
     folder = tmp_path_factory.mktemp("fleet")
     roles, secret = ("prefill", "decode", "decode"), secret_file(folder)
-    with Fleet(folder, *roles, options=("--switch-roles",), secret=secret) as made:
+    options = ("--switch-roles", *AHEAD["options"])
+    with Fleet(folder, *roles, options=options, secret=secret, config=AHEAD["config"]) as made:
         set_roles(made, "off")
         yield made
     remove_segments(folder / "pool")
@@ -119,6 +124,7 @@ def test_answers_are_those_of_one_process(fleet: Fleet) -> None:
     assert again["choices"][0]["text"] == alone(asked[1][0], 24)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     fleet.await_idle()
+    assert fleet.store.stat().counters["tickets_claimed_ahead"] >= len(asked) // 2
 
 
 def test_a_request_is_followed_through_all_processes(
@@ -233,13 +239,14 @@ def test_a_decode_worker_that_goes_is_followed_by_another(
 
 def test_a_prefill_worker_that_dies_is_followed_by_another(folder: Path) -> None:
     text = prompt(0, 12_000)
-    with Fleet(folder, "prefill", "prefill", "decode") as fleet, ThreadPoolExecutor(1) as thread:
+    fleet_of = Fleet(folder, "prefill", "prefill", "decode", **AHEAD)
+    with fleet_of as fleet, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(fleet.ask, COMPLETIONS, body(text, 8))
 
         def is_computed() -> bool:
-            return any(row.state == "prefilling" for row in fleet.tickets().rows)
+            return any(row.state == "claimed ahead" for row in fleet.tickets().rows)
 
-        until("the prompt is being computed", is_computed, WAIT_S)
+        until("what is computed of the prompt is being handed over", is_computed, WAIT_S)
         fleet.kill(fleet.tickets().rows[0].prefill)
         status, said = asking.result()
         assert (status, said["choices"][0]["text"]) == (200, alone(text, 8))
