@@ -74,6 +74,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "sqlite3": ("kvstore/coordination/sqlite.py",),
     "torch": (
         "benchmarks/batching.py",
+        "benchmarks/layerwise.py",
         "benchmarks/shedding.py",
         "kvstore/client/tensors.py",
         "kvstore/connectors/*",
@@ -83,6 +84,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "tokenizers": ("workers/chat_formats.py",),
     "transformers": (
         "benchmarks/batching.py",
+        "benchmarks/layerwise.py",
         "benchmarks/shedding.py",
         "kvstore/connectors/transformers*",
         *MODEL_PROGRAMS,
