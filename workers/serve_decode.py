@@ -151,7 +151,7 @@ class DecodeDesk:
             yield Line(claim.token, reused_tokens=reused)
             for index in range(told, len(generated)):
                 yield Line(claim.token, index, generated[index])
-            async for line in self._stream(claim, len(request.tokens)):
+            async for line in self._stream(claim, pulled.tokens):
                 yield line
         finally:
             self._batch.cancel(claim.id)
@@ -197,9 +197,12 @@ class DecodeDesk:
 
         return listen
 
-    async def _stream(self, claim: _Claim, tokens: int) -> AsyncGenerator[Line, None]:
-        """From so many tokens up to the last, or to where the ticket goes to somebody else."""
-        pages = AnswerPages(self._kv, self._batch, claim.id, tokens, self._beside)
+    async def _stream(self, claim: _Claim, pooled: int) -> AsyncGenerator[Line, None]:
+        """Up to the last token, or to where the ticket goes to somebody else.
+
+        The pool had so many tokens of it at first.
+        """
+        pages = AnswerPages(self._kv, self._batch, claim.id, pooled, self._beside)
         while (one := await claim.events.get()) is not None:
             if isinstance(one, Taken):
                 await self._pass_on(claim, one)

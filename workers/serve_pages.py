@@ -1,4 +1,5 @@
-"""The pages that an answer fills while it grows, put into the pool beside the decode steps.
+"""The pages that an answer fills while it grows, and those of a prompt that was computed here, put
+into the pool beside the decode steps.
 
 Owns when they are put: one put of an answer at a time, which takes along whatever was filled
 meanwhile, so that nothing piles up. Nobody waits for it, and what it reads is the row's own memory.
@@ -29,15 +30,17 @@ class AnswerPages:
     """The pages of one answer. Belongs to one loop."""
 
     def __init__(
-        self, kv: TicketKV, batch: Batch, request_id: str, tokens: int, beside: Beside
+        self, kv: TicketKV, batch: Batch, request_id: str, pooled: int, beside: Beside
     ) -> None:
-        """Of a request that begins with so many tokens. `beside` runs what nobody waits for."""
+        """The pool has the pages of the first `pooled` tokens: a prompt that was computed here is
+        put at once, too. `beside` runs what nobody waits for.
+        """
         self._kv = kv
         self._batch = batch
         self._id = request_id
         self._beside = beside
         self._page_tokens = kv.opened.namespace.layout.page_tokens
-        self._pages = tokens // self._page_tokens
+        self._pages = pooled // self._page_tokens
         self._putting: asyncio.Future[None] | None = None
         self._is_given_up = False
 

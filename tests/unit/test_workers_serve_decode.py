@@ -219,7 +219,7 @@ def test_one_without_a_route_is_staged_when_its_worker_leaves() -> None:
     assert staged.keys == SPACE.chain(PROMPT).packed
     assert staged.tokens == generated(200)[: len(staged.tokens)]
     assert [line.token for line in found[1:]] == list(staged.tokens)
-    assert case.kv.kept == [(*PROMPT, *staged.tokens[:-1])]
+    assert (*PROMPT, *staged.tokens[:-1]) in case.kv.kept  # beside what was put as it grew
 
 
 @pytest.mark.parametrize("route", [0, 4])
@@ -297,7 +297,7 @@ def test_pages_that_an_answer_fills_are_kept_while_it_grows(route: int) -> None:
     assert all(tokens == whole[: len(tokens)] for tokens in case.kv.kept)
     pages = [count // 4 for count in counts[:-1]]
     assert pages == sorted(set(pages)), "each put takes along a page more than the one before"
-    assert min(pages) > (len(PROMPT) + 1) // 4
+    assert min(pages) >= len(PROMPT) // 4, "and the first one the prompt, which was computed here"
 
 
 def test_an_answer_that_the_pool_does_not_keep_is_an_answer(
