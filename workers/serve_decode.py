@@ -34,11 +34,12 @@ from workers.serve_pages import AnswerPages
 from workers.tracing import stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 
     from kvstore.client.steps import Steps
     from kvstore.client.store import KVStore
     from kvstore.client.tickets import Member
+    from kvstore.wire.messages.tickets import TicketClaimed
     from workers.engine import Generated
     from workers.serve_batch import Batch, Listener
     from workers.serve_kv import Pulled, TicketKV
@@ -55,7 +56,7 @@ class _Taken(NamedTuple):
     token: int
     generated: tuple[int, ...]
     """By all who had it before."""
-    pull: Callable[[Sequence[int]], Pulled]
+    pull: Callable[[Sequence[int]], Awaitable[Pulled]]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class DecodeDesk:
         self._claims[claim.id] = claim
         try:
             began_s = time.perf_counter()
-            pulled = await asyncio.to_thread(taken.pull, request.tokens)
+            pulled = await taken.pull(request.tokens)
             stage("transfer", time.perf_counter() - began_s, tokens=pulled.tokens)
             self.link_bytes_per_s = pulled.bytes_per_s or self.link_bytes_per_s
             LOG.info("ticket %d: claim %d: KV of %d of %d tokens from the pool",
@@ -169,14 +170,21 @@ class DecodeDesk:
         tail_tokens = check_descriptor(claimed, namespace, prompt, streamed)
         # A dying worker may have told the master of tokens that its stream has not brought.
         generated = max(streamed, claimed.tokens, key=len)
-        arrived = await self.ahead.take(ask.ticket)
-        pull = partial(self._kv.take_up, claimed, tail_tokens, arrived=arrived)
+        pull = partial(self._take_up, ask.ticket, claimed, tail_tokens)
         return _Taken(claimed.token, generated, pull)
 
     async def _begun(self, ask: DecodeAsk) -> _Taken:
         """All of it is this worker's."""
         await self._ask(begin_prefill(ask.ticket, self._member()))
-        return _Taken(0, ask.tokens[ask.prompt_tokens :], self._kv.reuse)
+        pull = partial(asyncio.to_thread, self._kv.reuse)
+        return _Taken(0, ask.tokens[ask.prompt_tokens :], pull)
+
+    async def _take_up(
+        self, ticket: int, claimed: TicketClaimed, tail_tokens: int, tokens: Sequence[int]
+    ) -> Pulled:
+        """What has come ahead, whose end may be waited for, and the rest. Beats name the claim."""
+        arrived = await self.ahead.take(ticket)
+        return await asyncio.to_thread(self._kv.take_up, claimed, tail_tokens, tokens, arrived)
 
     def _request(
         self, ask: DecodeAsk, generated: tuple[int, ...], token: int

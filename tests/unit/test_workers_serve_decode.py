@@ -189,6 +189,22 @@ def test_what_runs_is_told_in_beats_with_a_route_or_without() -> None:
     assert Case().run(first) == [[0], [CLAIM]]
 
 
+def test_a_claim_is_told_in_beats_while_what_came_ahead_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = []
+
+    async def answered(desk: DecodeDesk) -> list[Line]:
+        async def take(ticket: int) -> None:
+            running.append([(each.ticket, each.token) for each in desk.running()])
+
+        monkeypatch.setattr(desk.ahead, "take", take)
+        return await said(desk, ask(4, *generated(1)))
+
+    assert Case().run(answered) == lines(CLAIM, 1)
+    assert running == [[(9, CLAIM)]]
+
+
 async def shed_after_two(desk: DecodeDesk, question: DecodeAsk) -> list[Line]:
     """What is said up to its end, of one that is shed after two lines."""
     found = []
