@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -112,7 +113,7 @@ class Membership:
         """What the master says to the present state; what of it is somebody else's."""
         message = self._report(self.member)
         noted = await self._carry_out(beat(message))
-        return noted, tuple(each for each in message.running if each.ticket in noted.fenced)
+        return noted, _lost(message.running, noted.fenced)
 
     async def _leave(self) -> None:
         try:
@@ -123,3 +124,13 @@ class Membership:
     async def _carry_out(self, plan: Steps[T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._store.carry_out, plan)
+
+
+def _lost(running: tuple[Running, ...], fenced: tuple[int, ...]) -> tuple[Running, ...]:
+    """Those that are not this worker's: of two claims of one ticket the one that it had before."""
+    left, lost = Counter(fenced), []
+    for each in running:
+        if left[each.ticket]:
+            left[each.ticket] -= 1
+            lost.append(each)
+    return tuple(lost)

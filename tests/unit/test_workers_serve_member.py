@@ -42,9 +42,9 @@ class Store(Script):
         return drive(plan, self)
 
 
-def report(member: Member) -> FleetBeat:
+def report(member: Member, running: tuple[Running, ...] = RUNNING) -> FleetBeat:
     """Of a worker that runs two tickets."""
-    return FleetBeat(member.namespace, member.worker, member.life, 0, 0.0, 0.0, 0.0, 0.0, RUNNING)
+    return FleetBeat(member.namespace, member.worker, member.life, 0, 0.0, 0.0, 0.0, 0.0, running)
 
 
 class Case:
@@ -53,9 +53,13 @@ class Case:
     def __init__(self) -> None:
         self.store = Store()
         self.dropped: list[tuple[Running, ...]] = []
+        self.running = RUNNING
         store: Any = self.store.will(FleetJoined(1, 0.5, 3.0))
-        self.membership = Membership(store, WISH, report, self.dropped.append)
+        self.membership = Membership(store, WISH, self.report, self.dropped.append)
         self.store.asked.clear()
+
+    def report(self, member: Member) -> FleetBeat:
+        return report(member, self.running)
 
     def beat(self) -> None:
         asyncio.run(self.membership.beat_if_heard())
@@ -72,6 +76,16 @@ def test_what_is_somebody_elses_is_dropped(case: Case) -> None:
     case.store.will(FleetNoted((8,)))
     case.beat()
     assert case.dropped == [RUNNING[1:]]
+
+
+def test_of_two_claims_of_a_ticket_the_later_one_goes_on(case: Case) -> None:
+    """As when its gateway has lost the stream, and is sent here again."""
+    running = (Running(7, 70, 20), Running(8, 80, 30), Running(7, 71, 20))
+    case.running = running
+    case.store.will(FleetNoted((7,)), FleetNoted((7, 7)))
+    case.beat()
+    case.beat()
+    assert case.dropped == [running[:1], (running[0], running[2])]
 
 
 def test_a_master_that_has_not_met_it_stops_nothing_but_what_it_says(case: Case) -> None:
