@@ -375,6 +375,7 @@ class Passage:
                     self._left_s()
             LOG.info("%s has handed it on", where)
         finally:
+            self._end_ahead()
             took_s = self.passed_s() - began_s
             stage("decode", took_s, where=where, tokens=len(answer.tokens))
             self.stages.decode_s += took_s

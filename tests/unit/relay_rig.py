@@ -112,6 +112,8 @@ class FakeWorkers:
         self.is_staged = is_staged
         self.asked: list[PrefillAsk | PrepareAsk | DecodeAsk] = []
         self.preparing = 0
+        self.preparing_at: list[int] = []
+        """As each answer was asked for."""
         self.hung_up = 0
 
     async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
@@ -136,6 +138,7 @@ class FakeWorkers:
 
     async def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
         self.asked.append(ask)
+        self.preparing_at.append(self.preparing)
         try:
             for found in self.decodes.pop(0):
                 await asyncio.sleep(0)

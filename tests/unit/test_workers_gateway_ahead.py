@@ -52,6 +52,12 @@ def test_a_prefill_that_fails_ends_what_is_pulled_ahead(error: Exception) -> Non
     assert case.workers.preparing == 0
 
 
+def test_a_decode_that_fails_ends_what_is_pulled_ahead() -> None:
+    case = ahead_case([STAGED], [Unavailable("dead")], lines(5, 1, 2, 3, 4))
+    assert case.run() == TOKENS
+    assert case.workers.preparing_at == [1, 0]
+
+
 def test_who_stops_asking_ends_what_is_pulled_ahead() -> None:
     case = ahead_case([STAGED], lines(5, 1, 2, 3, 4))
 
