@@ -176,8 +176,10 @@ class DecodeDesk:
     async def _begun(self, ask: DecodeAsk) -> _Taken:
         """All of it is this worker's."""
         await self._ask(begin_prefill(ask.ticket, self._member()))
-        pull = partial(asyncio.to_thread, self._kv.reuse)
-        return _Taken(0, ask.tokens[ask.prompt_tokens :], pull)
+        return _Taken(0, ask.tokens[ask.prompt_tokens :], self._reuse)
+
+    async def _reuse(self, tokens: Sequence[int]) -> Pulled:
+        return await asyncio.to_thread(self._kv.reuse, tokens)
 
     async def _take_up(
         self, ticket: int, claimed: TicketClaimed, tail_tokens: int, tokens: Sequence[int]

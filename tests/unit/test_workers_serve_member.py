@@ -53,7 +53,7 @@ class Case:
     def __init__(self) -> None:
         self.store = Store()
         self.dropped: list[tuple[Running, ...]] = []
-        self.running = RUNNING
+        self.running: tuple[Running, ...] = RUNNING
         store: Any = self.store.will(FleetJoined(1, 0.5, 3.0))
         self.membership = Membership(store, WISH, self.report, self.dropped.append)
         self.store.asked.clear()
