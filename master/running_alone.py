@@ -38,7 +38,8 @@ def run_alone(core: Core, caller: Caller, message: RunAlone) -> None:
     found, failures = find(core, ticket.known, ticket.wish.keys), ticket.routes - ticket.sheds
     asked = Asked(ticket.wish, found, ticket.credit_tokens, failed_routes=failures)
     choice = _choose_alone(core, ticket, asked)
-    values: dict[str, object] = {"keys": ticket.wish.keys, "tail": None, "staged_bytes": 0}
+    values: dict[str, object] = {"keys": ticket.wish.keys, "tail": None, "tokens": ()}
+    values |= {"staged_bytes": 0, "is_nearly_done": False}
     change(core, ticket, TicketEvent.ALONE, **values, **choice.fields())
     name_worker(core, choice)
     core.reply(caller, opened(ticket))

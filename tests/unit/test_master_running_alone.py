@@ -91,3 +91,22 @@ def test_one_that_was_to_go_on_alone_and_leaves_has_staged_it() -> None:
     fleet.ask(fleet.stage_message(opened, tokens=(7, 8, 9)), Done)
     assert fleet.ticket(ticket).alone == ""
     assert fleet.route(ticket, above=route).route > route
+
+
+def test_of_what_was_routed_ahead_before_nothing_is_left() -> None:
+    fleet = fleet_of("prefill", "both", "decode")
+    fleet.ask(fleet.beat_message("both1", link=5e3), wire.FleetNoted)
+    first, ahead = fleet.route_ahead(fleet.wish(pages=PAGES), "decode2")
+    fleet.ask(fleet.stage_message(first), Done)
+    route = fleet.route(first.ticket, above=ahead.route).route
+    opened = fleet.ask(wire.RunAlone(first.ticket, route), wire.TicketOpened)
+    fleet.begin(opened)
+    fleet.rig.settle()
+    ticket = fleet.ticket(opened.ticket)
+    assert (ticket.state, ticket.alone) == (TicketState.PREFILLING, opened.alone)
+    fleet.ask(wire.LeaveFleet(fleet.space.id, "both1", fleet.lives["both1"]), Done)
+    again = fleet.ask(wire.FailPrefill(opened.ticket, "both1"), wire.TicketOpened)
+    fleet.begin(again, ticket.wish.prompt_tokens)
+    routed = fleet.route(opened.ticket, above=route)
+    assert routed.is_ahead
+    assert fleet.claim(opened.ticket, routed).tokens == ()
