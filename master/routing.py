@@ -1,7 +1,7 @@
-"""Phase 2: staged tickets get a decode worker, in batches at the next tick; callers wait for it.
+"""Phase 2: tickets get a decode worker, in batches at the next tick; callers wait for it.
 
-A worker is chosen when the prompt is computed, not before, by what each has then. Must not know
-how a ticket came to be staged.
+A worker is chosen when the prompt is computed, or nearly so, not before, by what each has then.
+Must not know how a ticket came to be that far.
 """
 
 from __future__ import annotations
@@ -103,26 +103,38 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     if not workers:
         return 0
     routed, kept = 0, None
-    for ticket in _in_turn(core, fleet):
+    too_much: dict[str, int] = {}
+    for ticket in _in_turn(core, fleet, too_much):
         if routed == most or not workers:
             break
         if _route(core, ticket, workers):
             routed += 1
-        elif kept is None:
+            continue
+        too_much[ticket.wish.adapter] = _credit(ticket)
+        if kept is None:
             kept = _roomiest(ticket)
             workers = [worker for worker in workers if worker is not kept]
     return routed
 
 
-def _in_turn(core: Core, fleet: Fleet) -> Iterator[Ticket]:
-    """Those that wait, some after the others: whom nobody can take holds up none behind."""
+def _in_turn(core: Core, fleet: Fleet, too_much: dict[str, int]) -> Iterator[Ticket]:
+    """Those that wait, some after the others: whom nobody can take holds up none behind.
+
+    Nor takes it much time: who wants as much as found no room, by its adapter, is left out (I27).
+    """
     policy = core.decode_routing.policy
     waiting = list(islice(fleet.waiting, LOOKED_AT_MAX))
     for first in range(0, len(waiting), ORDERED_MAX):
         found = [core.tickets.find(number) for number in waiting[first : first + ORDERED_MAX]]
-        tickets = [ticket for ticket in found if ticket is not None]
+        tickets = [each for each in found if each is not None and _may_fit(each, too_much)]
         wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
-        yield from (tickets[at] for at in policy.order(wishes, core.now))
+        for at in policy.order(wishes, core.now):
+            if _may_fit(tickets[at], too_much):
+                yield tickets[at]
+
+
+def _may_fit(ticket: Ticket, too_much: dict[str, int]) -> bool:
+    return _credit(ticket) < too_much.get(ticket.wish.adapter, inf)
 
 
 def _roomiest(ticket: Ticket) -> FleetWorker | None:

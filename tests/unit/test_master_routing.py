@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvstore.wire.messages import tickets as wire
@@ -11,6 +13,10 @@ from master.tickets import TicketState
 from master.tunables import Tunables
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
+
+if TYPE_CHECKING:
+    from master.fleets import FleetWorker
+    from master.tickets import Ticket
 
 
 def test_the_answer_is_held_back_until_there_is_a_route() -> None:
@@ -166,6 +172,30 @@ def test_many_whom_nobody_can_take_hold_up_none_behind_them(
             fleet.beat(name)
     again = fleet.stage(fleet.wish(seed=11)).ticket
     assert fleet.route(again).decode == "d2"
+
+
+def test_no_more_is_tried_for_those_that_want_as_much_as_found_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(Tunables("test", replicas=1, colocation="never", decode_occupancy_max=1.0))
+    fleet.join("p1", "prefill", adapters=("lora",))
+    names = [f"d{number}" for number in range(8)]
+    for name in names:
+        fleet.join(name, capacity=2000, batch=8, adapters=("lora",))
+    for _ in names:
+        fleet.route(fleet.stage(fleet.wish(pages=0, new_tokens=1500)).ticket)
+    for new_tokens, adapter in ((600, ""), (601, ""), (600, "lora"), (600, ""), (400, "")):
+        fleet.stage(fleet.wish(pages=0, new_tokens=new_tokens, adapter=adapter))
+    tried: list[int] = []
+
+    def candidates(ticket: Ticket, workers: list[FleetWorker]) -> list[FleetWorker]:
+        tried.append(ticket.wish.new_tokens)
+        return real(ticket, workers)
+
+    real = routing._candidates  # noqa: SLF001 -- a call costs as much as there are workers
+    monkeypatch.setattr(routing, "_candidates", candidates)
+    fleet.rig.tick()
+    assert tried == [600, 600, 400, 600, 600]  # once more after the last one was routed
 
 
 def test_who_waits_is_looked_at_when_a_beat_tells_of_other_room_not_at_each() -> None:
