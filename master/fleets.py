@@ -148,7 +148,7 @@ class Fleet(msgspec.Struct, eq=False):
     """Of all tickets, with a slot or without."""
     tickets: int = 0
     waiting: dict[int, None] = {}
-    """Staged tickets by id, in the order in which they came to wait."""
+    """Tickets that want a decode worker, by id, in the order in which they came to wait."""
     waiting_tokens: int = 0
     """Credit of those."""
     roles: Roles = msgspec.field(default_factory=Roles)

@@ -84,7 +84,7 @@ def _check_fleet(fleet: Fleet, tickets: list[Ticket]) -> None:
     credit = sum(ticket.credit_tokens for ticket in tickets)
     if (fleet.credit_tokens, fleet.tickets) != (credit, len(tickets)):
         raise InvariantBroken(f"I39: {fleet.credit_tokens} tokens of credit, not {credit}")
-    waiting = sum(t.credit_tokens for t in tickets if t.state is TicketState.STAGED)
+    waiting = sum(ticket.credit_tokens for ticket in tickets if ticket.wants_route)
     if fleet.waiting_tokens != waiting:
         raise InvariantBroken(f"I39: {fleet.waiting_tokens} tokens wait, not {waiting}")
     for worker in fleet.workers.values():

@@ -326,7 +326,7 @@ class Tickets:
         ticket.fleet.credit_tokens += sign * ticket.credit_tokens
         if state in HOLDING:
             self.staged_bytes += sign * ticket.staged_bytes
-        if state is TicketState.STAGED:
+        if ticket.wants_route:
             ticket.fleet.waiting_tokens += sign * ticket.credit_tokens
         if slot is None:
             return

@@ -196,6 +196,24 @@ def test_a_prompt_that_is_computed_elsewhere_is_routed_ahead_again() -> None:
     assert failure(rig.ask(rig.engine, late)).code == "fenced"
 
 
+def test_who_is_nearly_done_and_finds_no_place_counts_with_those_that_wait() -> None:
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    fleet.join("d1", batch=1)
+    running, claimed, _ = fleet.install(fleet.wish(seed=2))
+    fleet.ask(fleet.beat_message("d1", (running, claimed.token, 270), link=5e3), wire.FleetNoted)
+    opened = fleet.open(fleet.wish(seed=1))
+    fleet.begin(opened, 266)
+    fleet.rig.settle()
+    ticket = fleet.ticket(opened.ticket)
+    assert ticket.state is TicketState.PREFILLING
+    assert list(ticket.fleet.waiting) == [ticket.id]
+    assert ticket.fleet.waiting_tokens == ticket.credit_tokens
+    fleet.ask(wire.FinishTicket(running, claimed.token), Done)
+    assert fleet.route(opened.ticket).is_ahead
+    assert ticket.fleet.waiting_tokens == 0
+
+
 def test_a_decode_worker_that_dies_ahead_is_followed_by_another() -> None:
     fleet, opened, _ = ahead()
     fleet.join("d2")
