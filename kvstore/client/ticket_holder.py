@@ -43,7 +43,7 @@ class _Held(msgspec.Struct):
     token: int = 0
     done: HandOver | None = None
     is_behind: bool = False
-    """It was presented as one that is being computed still."""
+    """It was presented as one that is being computed still, and was not routed since."""
 
 
 class TicketHolder:
@@ -112,10 +112,12 @@ class TicketHolder:
         """As kvstore.client.tickets.await_route, also across masters: presented where unknown.
 
         And once more where it was staged only after it had been presented: its prefill worker has
-        told the master before that.
+        told the master before that. Not so where this one has routed it, also ahead: it hears of
+        the rest itself, and refused a ticket without the claim that there may be by now.
         """
         routed = yield from self._await_route(ticket, above, timeout_s)
-        if routed is not None:
+        if routed is not None and ticket in self._held:
+            self._held[ticket].is_behind = False
             self._known(ticket, routed.route >> GENERATION_COUNTER_BITS)
         return routed
 

@@ -124,6 +124,18 @@ def test_what_is_staged_only_after_it_was_presented_is_presented_again() -> None
     assert script.asked == [staged, AwaitRoute(ONE, 2, 8.0), AwaitRoute(ONE, ROUTED.route, 8.0)]
 
 
+def test_what_a_new_master_has_routed_ahead_is_not_presented_again() -> None:
+    """By now there may be a claim of it that its gateway does not know: it would be refused."""
+    script = Script()
+    holder = held(script, FIRST)
+    drive(holder.keep(), script.will(Term(2), Done()))
+    drive(holder.await_route(ONE, 0), script.will(ROUTED))
+    holder.note(ONE, done=HandOver(CHAIN, (7,)))
+    script.asked.clear()
+    assert drive(holder.await_route(ONE, 0), script.will(ROUTED)) == ROUTED
+    assert script.asked == [AwaitRoute(ONE, 0, 8.0)]
+
+
 def test_what_the_master_before_had_opened_is_presented_however_late_that_is_heard() -> None:
     script = Script()
     holder = held(script)
