@@ -106,6 +106,7 @@ class Options:
             replicas=self.replicas, replicas_apart=self.replicas_apart,
             repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
             replication_parameters=self._heat, staging_bytes=STAGED_BYTES,
+            route_ahead=1e6,  # whenever a prefill worker lets it
         )  # fmt: skip
 
     @property

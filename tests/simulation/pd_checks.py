@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.wire.messages.hello import Done
+from kvstore.wire.messages.reads import Located
 from kvstore.wire.messages.tickets import (
+    AwaitParts,
     AwaitRoute,
     CancelTicket,
     ClaimTicket,
     FinishTicket,
+    LocateParts,
     OpenTicket,
+    PartsSealed,
     ShedTicket,
     StageTicket,
     TicketClaimed,
@@ -156,8 +160,13 @@ class PdChecks:
                 self._claims[asked.ticket] = reply.token
             case ((TicketInstalled() | ShedTicket() | FinishTicket()), Done()):
                 self._is_by_the_highest(asked)
+            case ((AwaitParts() | LocateParts()), (PartsSealed() | Located())):
+                self._is_by_the_highest(asked)
 
-    def _is_by_the_highest(self, asked: TicketInstalled | ShedTicket | FinishTicket) -> None:
+    def _is_by_the_highest(
+        self,
+        asked: TicketInstalled | ShedTicket | FinishTicket | AwaitParts | LocateParts,
+    ) -> None:
         """I40: of two that have claimed a ticket, only the later one is heard.
 
         What was said in time may be repeated.

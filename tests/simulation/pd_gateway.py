@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -188,6 +188,8 @@ class PdGateway(PdNode):
             worker = self.fleet.prefills[opened.prefill]
             job = Job(self.name, opened.ticket, 0, request.prompt, (), request.count)
             self.post(worker.name, partial(worker.asked, job))
+            if job.is_ahead:
+                spawn(self.world, self.name, self._route_ahead(request, job))
             done = yield from wait(self.world, self.name, request.news, PREFILL_PATIENCE_S, None)
             if done is not None:
                 self.holder.note(opened.ticket, done=done)
@@ -204,6 +206,20 @@ class PdGateway(PdNode):
                 return True  # it is staged, and whoever claims it has the first token, too
             self.holder.note(opened.ticket, worker=opened.prefill)
         return False
+
+    def _route_ahead(self, request: Request, job: Job) -> Steps[None]:
+        """Have who is chosen before the prompt is computed pull what there is."""
+        plan = self.holder.await_route(job.ticket, 0, timeout_s=ASK_S)
+        try:
+            routed = yield from self.run(plan)
+        except (*ENDS, Unavailable) as error:
+            self.world.note(f"{self.name} routes {job.ticket} not ahead: {error!r}")
+            return
+        if routed is not None and routed.is_ahead and not request.tokens:
+            self.world.counts["tickets: routed ahead"] += 1
+            worker = self.fleet.decodes[routed.decode]
+            ahead = replace(job, route=routed.route)
+            self.post(worker.name, partial(worker.asked_ahead, ahead))
 
     def prefilled(self, ticket: int, worker: str, done: HandOver | None) -> None:
         """A prefill worker says that it is done, or that it will not do it."""

@@ -13,13 +13,13 @@ from kvstore.client.locations import Query, lookup_steps, match_steps
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
 from kvstore.client.reads import ReadRequest, read_steps
-from kvstore.client.tickets import HandOver, tail_key
+from kvstore.client.tickets import HandOver, locate_parts, tail_key
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import DeadlineExceeded, OutOfSpace, Unavailable
 from kvstore.namespace import tails
 from kvstore.page import PageChain
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
-from kvstore.wire.messages.tickets import TailRef
+from kvstore.wire.messages.tickets import LocateParts, TailRef
 from tests.simulation.client_moves import Put
 from tests.simulation.pages import PAGE_TOKENS, SMALL, TENANT, WHOLE, page_bytes
 from tests.simulation.reader_moves import Read, rank_for
@@ -29,6 +29,7 @@ from tests.simulation.workload import VirtualClock
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvstore.wire.messages.tickets import TicketClaimed
     from tests.simulation.pd_fleet import PdFleet
     from tests.simulation.simulation import Simulation
     from tests.simulation.tasks import Steps
@@ -86,6 +87,19 @@ class PdNode(SimClient, ABC):
         except (Unavailable, OutOfSpace):
             return 0
         return (yield from self._read(ReadRequest(found, 0, _places(found.pages), deadline_s)))
+
+    def bring_ahead(self, claimed: TicketClaimed, ticket: int, first: int, stop: int) -> Steps[int]:
+        """Read these pages of a prompt that is being computed; how many came."""
+        chain = PageChain(claimed.keys).slice(first, stop)
+        question = LocateParts(ticket, claimed.token, 0, first, stop - first)
+        plan = locate_parts(self.namespace(WHOLE), chain, question, self.clock, timeout_s=MOVE_S)
+        found = yield from self.run(plan)
+        deadline_s = self.world.now + MOVE_S
+        return (yield from self._read(ReadRequest(found, 0, _places(len(chain)), deadline_s)))
+
+    def keep(self, chain: PageChain) -> Steps[int]:
+        """Store pages of a prompt; how many leading ones are in the pool then."""
+        return (yield from self._store(self.namespace(WHOLE), chain, SMALL))
 
     def bring_tail(self, tail: TailRef) -> Steps[bool]:
         """Whether the tail came."""

@@ -17,6 +17,7 @@ from tests.simulation.tasks import spawn
 
 if TYPE_CHECKING:
     from kvstore.client.tickets import HandOver, Member
+    from kvstore.page import PageChain
     from kvstore.wire.messages.tickets import TicketClaimed
     from tests.simulation.pd_fleet import PdFleet
     from tests.simulation.pd_gateway import PdGateway
@@ -43,6 +44,11 @@ class Job:
     streamed: tuple[int, ...]
     count: int
     """Tokens of the whole answer."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it is handed over while its prompt is being computed: every third ticket."""
+        return self.ticket % 3 == 0
 
 
 @dataclass
@@ -128,11 +134,20 @@ class PdPrefill(PdWorker):
         yield from self.run(tickets.begin_prefill(job.ticket, member, timeout_s=ASK_S))
         chain = self.namespace(WHOLE).chain(job.prompt)
         known = yield from self.bring(chain)
+        if job.is_ahead:
+            yield from self._begin_ahead(job, member, chain)
         yield self.random.uniform(0.0, 0.1) * (1 + len(chain) - known)
         done = yield from self.hand_over(job.ticket, job.prompt, go_on(job.prompt, (), 1))
         yield from self.run(tickets.stage_ticket(job.ticket, member, done, timeout_s=ASK_S))
         self.world.counts["tickets: staged"] += 1
         return done
+
+    def _begin_ahead(self, job: Job, member: Member, chain: PageChain) -> Steps[None]:
+        """Hand over half of it, while the rest is computed."""
+        left = len(job.prompt)
+        yield from self.run(tickets.begin_prefill(job.ticket, member, left, timeout_s=ASK_S))
+        yield self.random.uniform(0.0, 0.3)
+        yield from self.keep(chain.slice(0, (len(chain) + 1) // 2))
 
 
 class PdDecode(PdWorker):
@@ -143,6 +158,37 @@ class PdDecode(PdWorker):
     def asked(self, job: Job) -> None:
         """A gateway has sent a ticket."""
         spawn(self.world, self.name, self._decode(job))
+
+    def asked_ahead(self, job: Job) -> None:
+        """A gateway has sent a ticket whose prompt is being computed."""
+        spawn(self.world, self.name, self._pull_ahead(job))
+
+    def _pull_ahead(self, job: Job) -> Steps[None]:
+        try:
+            if self.member is not None and job.ticket not in self.running:
+                yield from self._pulled_ahead(job, self.member)
+        except REFUSED as error:
+            self.world.note(f"{self.name} pulls {job.ticket} no further: {error!r}")
+
+    def _pulled_ahead(self, job: Job, member: Member) -> Steps[None]:
+        """Nothing is kept of it: what follows is what matters, and who may read what."""
+        claim = tickets.claim_ticket(job.ticket, job.route, member, is_ahead=True, timeout_s=ASK_S)
+        claimed = yield from self.run(claim)
+        check_descriptor(claimed, WHOLE, job.prompt, is_ahead=True)
+        row = self.running[job.ticket] = Row(claimed.token, 0)
+        have, is_staged = 0, False
+        try:
+            while not is_staged:
+                asking = tickets.await_parts(job.ticket, claimed.token, (have,), timeout_s=ASK_S)
+                sealed = yield from self.run(asking)
+                is_staged, (pages,) = sealed.is_staged, sealed.pages
+                if pages > have:
+                    have += yield from self.bring_ahead(claimed, job.ticket, have, pages)
+                    self.world.counts["tickets: pages pulled ahead"] += have
+                    is_staged |= have < pages
+        finally:
+            if self.running.get(job.ticket) is row:
+                del self.running[job.ticket]
 
     def _decode(self, job: Job) -> Steps[None]:
         shed: HandOver | None = None

@@ -78,6 +78,8 @@ REACHED: Final = {
     "tickets: finished": 500,
     "tickets: cancelled": 50,
     "tickets: expired": 30,
+    "tickets: routed ahead": 200,
+    "tickets: pages pulled ahead": 500,
     "tickets: installed": 800,
     "tickets: shed": 100,
     "tickets: computed again": 50,

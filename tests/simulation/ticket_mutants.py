@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from master import claims, fleet_membership
+from master import claims, fleet_membership, parts_ahead
 from master.pins import Pins
 from master.ticket_pins import TicketPins
 from master.tickets import Tickets
@@ -40,6 +40,11 @@ def tokens_of_old_claims_are_streamed(patch: Patch) -> None:
 def old_claims_are_heard(patch: Patch) -> None:
     """A decode worker whose ticket went to another installs it all the same."""
     patch.setattr(claims, "require_claim", lambda ticket, token: None)
+
+
+def parts_are_told_to_old_claims(patch: Patch) -> None:
+    """Whoever once had a ticket reads parts of its pages."""
+    patch.setattr(parts_ahead, "require_claim", lambda ticket, token: None)
 
 
 def credit_is_not_returned(patch: Patch) -> None:
