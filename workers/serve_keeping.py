@@ -81,12 +81,14 @@ class Keeping:
             self._hand_over(part, states.first + states.keys.shape[2])
 
     def _hand_over(self, part: int, done: int) -> None:
-        spec = self._parts[part]
-        if done // self._page_tokens == self._pages:
+        spec, pages = self._parts[part], done // self._page_tokens
+        if pages == self._pages:
             return
-        # The cache replaces its tensors as it grows: these stay as they are.
+        # Copies: behind a slow pool all that waits is the prompt's KV once, and not with each
+        # chunk that of all before it.
+        span = slice(self._pages * self._page_tokens, pages * self._page_tokens)
         layers = [
-            LayerCache(each.keys, each.values)
+            LayerCache(each.keys[:, :, span].clone(), each.values[:, :, span].clone())
             for each in self._cache.layers[spec.layer_start : spec.layer_stop]
         ]
         tokens = self._tokens[:done]

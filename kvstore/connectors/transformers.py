@@ -209,12 +209,12 @@ class PooledPrefix:
     ) -> None:
         """Keep one part of the full pages of `tokens` from page `first` on, as far as possible.
 
-        `layers` are those of this part alone, with the KV of these tokens. `store` keeps what is
+        `layers` are those of this part alone, with the KV of these pages. `store` keeps what is
         left out, and costs little where nothing is.
         """
         self._prefix.store_part(
             tokens, part, first,
-            lambda start, count, memory: self._pack(layers, start, count, memory, part),
+            lambda start, count, memory: self._pack(layers, start - first, count, memory, part),
         )  # fmt: skip
 
     def end_session(self, tokens: Sequence[int]) -> None:

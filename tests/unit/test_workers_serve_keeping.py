@@ -50,6 +50,10 @@ class KV:
         self, tokens: Sequence[int], part: int, first: int, layers: list[LayerCache]
     ) -> None:
         self.put.append((part, first, len(tokens)))
+        pages = len(tokens) // PAGE - first
+        for states in (states for layer in layers for states in layer):
+            assert states.shape[2] == pages * PAGE
+            assert states.untyped_storage().nbytes() == states.nbytes, "it holds nothing else"
         self.prefix.store_part(tokens, part, first, layers)
 
     def tell(self, left: int) -> None:
