@@ -48,7 +48,7 @@ def beat(store: KVStore, member: Member, *running: Running) -> tuple[int, ...]:
     """What it is told of that is not its own."""
     figures = 0, 0.0, 0.0, 0.0, 0.0
     message = FleetBeat(member.namespace, member.worker, member.life, *figures, running)
-    return store.carry_out(tickets.beat(message))
+    return store.carry_out(tickets.beat(message)).fenced
 
 
 def staged(

@@ -33,10 +33,14 @@ def test_answers_want_a_worker_that_prompts_can_spare() -> None:
 
 @pytest.mark.parametrize("role", ["prefills", "decodes"])
 def test_the_last_of_a_role_stays(role: str) -> None:
-    idle = {"busy": 0.0, "load": 0.8} if role == "prefills" else {"queue_s": 99.0, "load": 0.0}
-    assert wanted(**idle) is not None
-    assert wanted(**idle, **{role: 1}) is None
-    assert wanted(**idle, **{role: 0}) is None
+    def wanted_of(count: int) -> Want | None:
+        if role == "prefills":
+            return wanted(busy=0.0, load=0.8, prefills=count)
+        return wanted(queue_s=99.0, load=0.0, decodes=count)
+
+    assert wanted_of(3) is not None
+    assert wanted_of(1) is None
+    assert wanted_of(0) is None
 
 
 def test_what_was_done_is_no_reason_to_undo_it() -> None:
