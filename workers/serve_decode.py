@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG: Final = logging.getLogger(__name__)
+PUTS_AT_ONCE: Final = 64
+"""Of answers' pages. Each holds its row's memory: behind a slow pool others are not begun."""
 
 
 class _Taken(NamedTuple):
@@ -223,12 +225,16 @@ class DecodeDesk:
             else:
                 if claim.token:
                     await self._ask(finish_ticket(claim.ask.ticket, claim.token))
-                self._beside(pages.end(one.taken))
+                if self._beside(pages.end(one.taken)) is None:
+                    LOG.warning("pages of an answer are not kept: %d others are", PUTS_AT_ONCE)
             yield Line(claim.token, index, one.token)
             if one.taken is not None:
                 return
 
-    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Future[None] | None:
+        if len(self._keeping) == PUTS_AT_ONCE:
+            work.close()
+            return None
         keeping = asyncio.ensure_future(work)
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)

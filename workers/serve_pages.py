@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workers.serve_batch import Batch
     from workers.serve_kv import TicketKV
 
-    Beside = Callable[[Coroutine[None, None, None]], asyncio.Future[None]]
+    Beside = Callable[[Coroutine[None, None, None]], asyncio.Future[None] | None]
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class AnswerPages:
         self, kv: TicketKV, batch: Batch, request_id: str, pooled: int, beside: Beside
     ) -> None:
         """The pool has the pages of the first `pooled` tokens: a prompt that was computed here is
-        put at once, too. `beside` runs what nobody waits for.
+        put at once, too. `beside` runs what nobody waits for; None: there is too much of it.
         """
         self._kv = kv
         self._batch = batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from tests.tiny_model import config, text, tiny
 from tests.unit.client_scripts import opened
+from workers import serve_decode
 from workers.engine import Engine, EngineRequest
 from workers.one_by_one import OneByOne
 from workers.serve_batch import Batch
@@ -83,6 +85,10 @@ class FakeKV:
     kept: list[tuple[int, ...]] = field(default_factory=list)
     arrived: list[object] = field(default_factory=list)
     trouble: KVStoreError | None = None
+    may_keep: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_keep.set()
 
     def reuse(self, tokens: Sequence[int]) -> Pulled:
         return Pulled(DynamicCache(config=config()), 0, 5.0)
@@ -96,6 +102,7 @@ class FakeKV:
     def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:
         if self.trouble is not None:
             raise self.trouble
+        assert self.may_keep.wait(60)
         self.kept.append(tuple(tokens))
         return len(tokens) // 4
 
@@ -324,3 +331,21 @@ def test_an_answer_that_the_pool_does_not_keep_is_an_answer(
     case.run(lambda desk: all_kept(desk, ask(0, tokens=60)))
     said_twice = caplog.text.count("pages of an answer are not kept: no pool")
     assert said_twice == 2, "once while it grew, which was not tried again, and once at its end"
+
+
+def test_behind_a_slow_pool_no_more_puts_wait_than_are_meant_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case()
+    monkeypatch.setattr(serve_decode, "PUTS_AT_ONCE", 1)
+    case.kv.may_keep.clear()
+
+    async def answers(desk: DecodeDesk) -> None:
+        for tokens in (1, 6, 7):
+            await said(desk, ask(0, tokens=tokens))
+        case.kv.may_keep.set()
+        await asyncio.gather(*desk._keeping)  # noqa: SLF001 -- as above
+
+    case.run(answers)
+    assert caplog.text.count("pages of an answer are not kept: 1 others are") == 2
+    assert case.kv.kept == [PROMPT]
