@@ -134,10 +134,15 @@ class Desk:
         try:
             ask = decode(body, PrepareAsk)
             check_tokens(ask, self._vocabulary)
-            LOG.info("%s: ticket %d: ahead, route %d", ask.request, ask.ticket, ask.route)
-            await self._decode.prepare(ask)
         except KVStoreError as error:
             return _refusal(error)
+        with request_of(self._spans, "prepare", ask.request, request.headers.get(TRACEPARENT)):
+            LOG.info("ticket %d: ahead, route %d", ask.ticket, ask.route)
+            try:
+                await self._decode.prepare(ask)
+            except KVStoreError as error:
+                failed(error)
+                return _refusal(error)
         return web.Response(body=encode(Prepared()))
 
     async def _ticket(self, request: web.Request) -> web.StreamResponse:
