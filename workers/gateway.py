@@ -14,7 +14,7 @@ import os
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -34,7 +34,7 @@ from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from workers.chat_formats import ChatFormat
     from workers.serve_messages import About
@@ -45,6 +45,7 @@ DEADLINE_S: Final = 600.0
 START_S: Final = 60.0
 """Time for one of the workers to be there."""
 AGAIN_S: Final = 0.5
+DRAIN_S: Final = 30.0
 CLOSE_S: Final = 2.0
 
 LOG: Final = logging.getLogger(__name__)
@@ -52,7 +53,6 @@ LOG: Final = logging.getLogger(__name__)
 
 async def serve(options: argparse.Namespace) -> None:
     """Run until a signal ends it."""
-    loop = asyncio.get_running_loop()
     secret = secret_of(options)
     async with AsyncExitStack() as undo:
         sock = undo.enter_context(bind(options.listen, secret))
@@ -79,20 +79,41 @@ async def serve(options: argparse.Namespace) -> None:
         )  # fmt: skip
         await runner.setup()
         undo.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, sock).start()
+        site = web.SockSite(runner, sock)
+        await site.start()
         if options.data_dir is not None:
             announced = Announcement(ROLE, os.getpid(), "", bound_address(sock))
             announce(options.data_dir, announced)
             undo.callback(withdraw, options.data_dir, ROLE)
         keeping = asyncio.ensure_future(fleet.keep_on())
         undo.callback(keeping.cancel)
-        stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopping.set)
-        stopped = asyncio.ensure_future(stopping.wait())
-        await asyncio.wait((keeping, stopped), return_when=asyncio.FIRST_COMPLETED)
+        ended = asyncio.Event()
+        leave = _leave_asked(ended)
+        await _first_of(keeping, leave.wait(), ended.wait())
+        if leave.is_set():
+            LOG.info("answering what was asked; SIGINT or a second SIGTERM ends it at once")
+            await site.stop()
+            await _first_of(keeping, gateway.drain(), ended.wait(), limit_s=options.drain_s)
         if keeping.done():
             keeping.result()
+
+
+def _leave_asked(ended: asyncio.Event) -> asyncio.Event:
+    """Set by SIGTERM; `ended` by SIGINT, and by a second SIGTERM."""
+    loop, leave = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, ended.set)
+    loop.add_signal_handler(signal.SIGTERM, lambda: (ended if leave.is_set() else leave).set())
+    return leave
+
+
+async def _first_of(
+    keeping: asyncio.Future[None],
+    *others: Coroutine[Any, Any, object],
+    limit_s: float | None = None,
+) -> None:
+    """Until one of them has ended; the program ends the rest."""
+    tasks: list[asyncio.Future[Any]] = [keeping, *map(asyncio.ensure_future, others)]
+    await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def chat_of(about: About) -> ChatFormat:
@@ -131,10 +152,14 @@ def run(arguments: Sequence[str]) -> None:
         "--deadline-s", type=float, default=DEADLINE_S, metavar="SECONDS", help="of each request"
     )
     parser.add_argument(
+        "--drain-s", type=float, default=DRAIN_S, metavar="SECONDS",
+        help="after SIGTERM, for answers that are under way",
+    )  # fmt: skip
+    parser.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help=f"announce the address in {ROLE}.json"
     )
     options = parser.parse_args(arguments)
-    for field in ("first_token_s", "deadline_s"):
+    for field in ("first_token_s", "deadline_s", "drain_s"):
         if not 0 < getattr(options, field) < float("inf"):
             raise BadValue(field, getattr(options, field), "more than 0 seconds")
     name_requests(logging.getLogger().handlers)

@@ -5,18 +5,19 @@ Owns aiohttp's server. A client that hangs up cancels its request, wherever that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from aiohttp import web
 
-from kvstore.errors import BadValue, KVStoreError
+from kvstore.errors import BadValue, KVStoreError, Unavailable
 from workers.gateway_answers import DONE, Answering, error_body, event, status_of
 from workers.gateway_metrics import GatewayMetrics
 from workers.gateway_relay import Passage
@@ -26,7 +27,7 @@ from workers.serve_messages import BODY_BYTES_MAX
 from workers.tracing import TRACEPARENT, failed, request_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from workers.chat_formats import ChatFormat
     from workers.gateway_relay import Fleet
@@ -59,6 +60,10 @@ class Gateway:
         self._spans = spans
         self._served = served
         self._metrics = GatewayMetrics()
+        self._running = 0
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def application(self) -> web.Application:
         """All routes."""
@@ -69,6 +74,11 @@ class Gateway:
         made.router.add_get("/healthz", self._health)
         made.router.add_get("/metrics", self._page)
         return made
+
+    async def drain(self) -> None:
+        """Refuse what is new from now on; returns when all that runs has ended."""
+        self._is_draining = True
+        await self._idle.wait()
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
         row = {"id": self._served.model, "object": "model", "created": 0, "owned_by": "kvharbor"}
@@ -98,7 +108,7 @@ class Gateway:
         parent = request.headers.get(TRACEPARENT)
         with request_of(self._spans, request.path, inside, parent):
             try:
-                with self._metrics.running.track_inprogress():
+                with self._under_way():
                     if given != request_id:
                         want = "1 to 100 letters, digits, or any of _.:-"
                         raise BadValue(REQUEST_ID, given, want)
@@ -112,6 +122,21 @@ class Gateway:
                 return _refusal(request_id, error)
             finally:
                 self._metrics.requests.labels(end).inc()
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Unavailable where it ends, and another gateway is to be asked."""
+        if self._is_draining:
+            raise Unavailable("this gateway takes nothing new: ask another one")
+        self._running += 1
+        self._idle.clear()
+        try:
+            with self._metrics.running.track_inprogress():
+                yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
 
     async def _answer(self, request: web.Request, inside: str, wish: Wish) -> web.StreamResponse:
         """Raises what keeps the request from being answered."""

@@ -70,9 +70,7 @@ class Fleet:
             undo.callback(self._stop_all)
             for number, role in enumerate(self._roles):
                 self.start(f"{role}-{number}", role)
-            named = [f"--worker={self.where(name)}" for name in self.processes]
-            self._run("gateway", "workers.gateway", "--listen=127.0.0.1:0", *named)
-            self.gateway = self.where("gateway")
+            self.gateway = self.start_gateway("gateway")
             self._undo = undo.pop_all()
         return self
 
@@ -85,17 +83,24 @@ class Fleet:
         own = [f"--role={role}", f"--name={name}", "--model=tiny", "--threads=1"]
         self._run(name, "workers.serve", *own, *self._options)
 
-    def where(self, name: str) -> str:
-        """The address of a part, once it listens."""
+    def start_gateway(self, name: str) -> str:
+        """Start one for the workers that run: where it listens, once it does."""
+        workers = [each for each in self.processes if each.partition("-")[0] in self._roles]
+        named = [f"--worker={self.where(each)}" for each in workers]
+        self._run(name, "workers.gateway", "--listen=127.0.0.1:0", *named)
+        return self.where(name, "gateway")
+
+    def where(self, name: str, announced: str = "") -> str:
+        """The address of a part, once it listens; it is announced by its name, or as that."""
         pid = self.processes[name].pid
 
         def listens() -> bool:
             assert self.processes[name].poll() is None, self.log(name)
-            found = read_announcement(self.folder, name)
+            found = read_announcement(self.folder, announced or name)
             return found is not None and found.pid == pid
 
         until(f"{name} listens", listens, WAIT_S)
-        found = read_announcement(self.folder, name)
+        found = read_announcement(self.folder, announced or name)
         assert found is not None
         return found.listen
 
