@@ -82,7 +82,7 @@ class PartWaits:
 
 def answer_if_more(core: Core, wait: PartsWait) -> bool:
     """Tell who waits what there is, if that is more than it has."""
-    if sealed_parts(wait.ticket, wait.have) == wait.have:
+    if sealed_parts(core, wait.ticket, wait.have) == wait.have:
         return False
     answer(core, wait)
     return True
@@ -102,14 +102,19 @@ def answer(core: Core, wait: PartsWait) -> None:
         error = Fenced(f"ticket {ticket.id}: claim {wait.token} is not the present one")
         core.refuse(wait.caller, error)
         return
-    pages, is_staged = sealed_parts(ticket, wait.have), bool(ticket.tokens)
+    pages, is_staged = sealed_parts(core, ticket, wait.have), bool(ticket.tokens)
     core.reply(wait.caller, PartsSealed(pages, is_staged))
 
 
-def sealed_parts(ticket: Ticket, have: tuple[int, ...]) -> tuple[int, ...]:
-    """Leading pages of which each part can be read, where so many are known to."""
-    tree, keys = ticket.known.tree, ticket.keys
-    return tuple(_leading(tree, keys, part, page) for part, page in enumerate(have))
+def sealed_parts(core: Core, ticket: Ticket, have: tuple[int, ...]) -> tuple[int, ...]:
+    """Leading pages of which each part can be read, where so many are known to.
+
+    Part by part is looked only behind those that are complete, which may be many (I27).
+    """
+    tree, keys, whole = ticket.known.tree, ticket.keys, min(have)
+    leading = tree.leading(keys[whole * KEY_BYTES :], core.version)
+    whole += sum(stretch.count for stretch in leading)
+    return tuple(_leading(tree, keys, part, max(page, whole)) for part, page in enumerate(have))
 
 
 def _leading(tree: Tree, keys: bytes, part: int, page: int) -> int:

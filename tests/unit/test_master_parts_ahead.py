@@ -8,6 +8,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import Located, Lookup
+from master.run import Run
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
@@ -125,6 +126,25 @@ def test_parts_are_told_of_one_by_one_and_located_before_a_page_is_complete() ->
     fleet.space.put(keys[:KEY_BYTES], parts=(0,))
     assert rig.reply(rig.engine, asked) == wire.PartsSealed((1, 2), False)
     assert fleet.space.probe(keys) == b"\1\0"
+
+
+def test_what_is_complete_is_not_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, opened, token = ahead(parts=2, pages=2)
+    keys = chain(1, 2)
+    fleet.space.put(keys[:KEY_BYTES], parts=(0, 1))
+    fleet.space.put(keys[KEY_BYTES:], keys[:KEY_BYTES], parts=(1,))
+    asked = wire.AwaitParts(opened.ticket, token, (0, 1), 0.0)
+    looked: list[int] = []
+
+    def part_present(run: Run, part: int) -> bytes:
+        looked.append(part)
+        return real(run, part)
+
+    fleet.ask(asked, wire.PartsSealed)
+    real = Run.part_present
+    monkeypatch.setattr(Run, "part_present", part_present)
+    assert fleet.ask(asked, wire.PartsSealed) == wire.PartsSealed((1, 2), False)
+    assert looked == [0, 1]
 
 
 def test_waiting_for_parts_ends_in_time_and_with_its_session() -> None:
