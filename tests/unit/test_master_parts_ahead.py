@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import Located, Lookup
-from master.run import Run
+from master import part_waits
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
+
+if TYPE_CHECKING:
+    from master.directory import Tree
 
 
 def ahead(parts: int = 1, pages: int = 2) -> tuple[Fleet, wire.TicketOpened, int]:
@@ -133,18 +138,17 @@ def test_what_is_complete_is_not_looked_at_part_by_part(monkeypatch: pytest.Monk
     keys = chain(1, 2)
     fleet.space.put(keys[:KEY_BYTES], parts=(0, 1))
     fleet.space.put(keys[KEY_BYTES:], keys[:KEY_BYTES], parts=(1,))
+    looked: list[tuple[int, int]] = []
+
+    def leading(tree: Tree, keys: bytes, part: int, page: int) -> int:
+        looked.append((part, page))
+        return real(tree, keys, part, page)
+
+    real = part_waits._leading  # noqa: SLF001 -- a call costs as much as there are chunks and parts
+    monkeypatch.setattr(part_waits, "_leading", leading)
     asked = wire.AwaitParts(opened.ticket, token, (0, 1), 0.0)
-    looked: list[int] = []
-
-    def part_present(run: Run, part: int) -> bytes:
-        looked.append(part)
-        return real(run, part)
-
-    fleet.ask(asked, wire.PartsSealed)
-    real = Run.part_present
-    monkeypatch.setattr(Run, "part_present", part_present)
     assert fleet.ask(asked, wire.PartsSealed) == wire.PartsSealed((1, 2), False)
-    assert looked == [0, 1]
+    assert looked == [(0, 1), (1, 1)]
 
 
 def test_waiting_for_parts_ends_in_time_and_with_its_session() -> None:
