@@ -1,7 +1,8 @@
 """Phase 1: may a request begin, and where? Everything that it will need is taken in one step.
 
-Decode credit first, so that a finished prefill has a place to go; then staging, then what a
-hand-over costs. Who is refused holds nothing, and is told when to come again (I39).
+Decode credit first, then a place in a batch by when the prompt is computed, so that a finished
+prefill has a place to go; then staging, then what a hand-over costs. Who is refused holds nothing,
+and is told when to come again (I39).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
 from kvstore.require import require_text
 from kvstore.wire.messages import tickets as wire
-from master import tightening
+from master import decode_places, tightening
 from master.fleet_membership import TOKENS_MAX, own_namespace
 from master.fleets import BOTH, Fleet, FleetWorker
 from master.reads import asked_namespace
@@ -217,6 +218,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
     _check_first_token(core, choice.worker, wish.first_token_s)
+    _check_place(core, fleet, wish, choice)
     ticket.staged_bytes = _staged_bytes(ticket, choice, found)
     if choice.alone is None:
         _check_staging(core, fleet, ticket)
@@ -298,6 +300,14 @@ def _check_first_token(core: Core, worker: FleetWorker, wished_s: float) -> None
         raise _throttled(max(over_s, wished_s / 10), "ttft", text)
 
 
+def _check_place(core: Core, fleet: Fleet, wish: wire.OpenTicket, choice: Choice) -> None:
+    """Once its prompt is computed somebody has to have a place for it in a batch."""
+    over_s = decode_places.excess_s(core, choice.worker, choice.fresh_tokens, wish.new_tokens)
+    if over_s > 0:
+        text = f"{fleet.taken_places} requests want {fleet.places} places, {over_s:.3f} s too long"
+        raise _throttled(max(over_s, wish.first_token_s / 10), "decode_occupancy", text)
+
+
 def choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     """A prefill worker, and whether it runs all of it. Refused: there is none."""
     wish, found = case.wish, case.found
@@ -341,7 +351,7 @@ def name_worker(core: Core, choice: Choice) -> None:
 
 def has_room(worker: FleetWorker, tokens: int) -> bool:
     """Whether it can take a request with so many KV tokens."""
-    return worker.free_tokens >= tokens and len(worker.tickets) < worker.wish.batch_max
+    return worker.free_tokens >= tokens and worker.free_places > 0
 
 
 def _offer(worker: FleetWorker, found: Found, adapter: str) -> PrefillOffer:

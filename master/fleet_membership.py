@@ -99,12 +99,12 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
     worker = core.tickets.fleets.worker(known, message.worker, message.life)
     _check_beat(message)
     core.tickets.fleets.heard(worker, core.now)
-    room = worker.decodes, worker.free_tokens
+    room = worker.decodes, worker.free_tokens, worker.free_places
     worker.beat, worker.given_tokens = message, 0
     worker.tokens_per_s = max(message.tokens_per_s, worker.tokens_per_s * SPEED_KEPT)
     fenced: list[int] = []
     named: set[int] = set()
-    strange_tokens = 0
+    strange_tokens = strange_tickets = 0
     for each in message.running:
         ticket = core.tickets.find(each.ticket)
         if ticket is not None and _runs(ticket, worker, each):
@@ -112,11 +112,12 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
             grow(core, ticket, each.tokens)
         elif ticket is None and in_grace(core, each.ticket):
             strange_tokens += each.tokens
+            strange_tickets += 1
         else:
             fenced.append(each.ticket)
-    worker.strange_tokens = strange_tokens
+    worker.strange_tokens, worker.strange_tickets = strange_tokens, strange_tickets
     _end_missing(core, worker, named)
-    if (worker.decodes, worker.free_tokens) != room:
+    if (worker.decodes, worker.free_tokens, worker.free_places) != room:
         core.tickets.look_at(worker.fleet)
     roles.look(core, worker.fleet)
     core.reply(caller, FleetNoted(tuple(fenced), worker.wanted_role))

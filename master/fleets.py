@@ -49,6 +49,8 @@ class FleetWorker(msgspec.Struct, eq=False):
     """Of prompts that it was named for since its last beat."""
     strange_tokens: int = 0
     """Of tickets that it runs and that nobody has presented yet."""
+    strange_tickets: int = 0
+    """How many those are."""
     used_tokens: int = 0
     """Credit of the tickets that have a slot on it."""
     link_bytes: int = 0
@@ -95,6 +97,11 @@ class FleetWorker(msgspec.Struct, eq=False):
         return self.wish.capacity_tokens - self.used_tokens - self.strange_tokens
 
     @property
+    def free_places(self) -> int:
+        """Of its batch; negative where more has come to light than it was given."""
+        return self.wish.batch_max - len(self.tickets) - self.strange_tickets
+
+    @property
     def state(self) -> str:
         """What to call it."""
         if self.beat is None:
@@ -124,6 +131,14 @@ class FirstTokens(msgspec.Struct, eq=False):
     look_at_s: float = 0.0
 
 
+class Pace(msgspec.Struct, eq=False):
+    """How long answers of a fleet had places lately. Changed by master.decode_places alone."""
+
+    held_s: float = 0.0
+    tokens: float = 0.0
+    """That were expected of those."""
+
+
 class Roles(msgspec.Struct, eq=False):
     """What is known of the roles of a fleet. Changed by master.roles alone."""
 
@@ -147,12 +162,15 @@ class Fleet(msgspec.Struct, eq=False):
     credit_tokens: int = 0
     """Of all tickets, with a slot or without."""
     tickets: int = 0
+    answer_tokens: int = 0
+    """That are expected of those, each as long as it was expected to be at first."""
     waiting: dict[int, None] = {}
     """Tickets that want a decode worker, by id, in the order in which they came to wait."""
     waiting_tokens: int = 0
     """Credit of those."""
     roles: Roles = msgspec.field(default_factory=Roles)
     first_tokens: FirstTokens = msgspec.field(default_factory=FirstTokens)
+    pace: Pace = msgspec.field(default_factory=Pace)
 
     def decoders(self, adapter: str = "") -> list[FleetWorker]:
         """Those that take requests, of this adapter if one is named."""
@@ -169,6 +187,18 @@ class Fleet(msgspec.Struct, eq=False):
         elsewhere = sum(w.used_tokens for w in self.workers.values() if not w.decodes)
         strange = sum(worker.strange_tokens for worker in self.decoders())
         return self.credit_tokens - elsewhere + strange
+
+    @property
+    def places(self) -> int:
+        """In the batches of those who decode."""
+        return sum(each.wish.batch_max for each in self.decoders())
+
+    @property
+    def taken_places(self) -> int:
+        """Those that tickets have there, or will want."""
+        elsewhere = sum(len(w.tickets) for w in self.workers.values() if not w.decodes)
+        strange = sum(worker.strange_tickets for worker in self.decoders())
+        return self.tickets - elsewhere + strange
 
 
 class Fleets:

@@ -177,7 +177,8 @@ def _route(core: Core, ticket: Ticket, workers: list[FleetWorker]) -> bool:
         return False
     route = core.tickets.new_number()
     place = {"slot": candidates[at], "host": wish.place.host, "credit_tokens": _credit(ticket)}
-    change(core, ticket, TicketEvent.ROUTED, route=route, routes=ticket.routes + 1, **place)
+    place |= {"route": route, "routes": ticket.routes + 1, "routed_s": core.now}
+    change(core, ticket, TicketEvent.ROUTED, **place)
     if ticket.wait is not None:
         _answer(core, ticket.wait, route)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.errors import Fenced, IllegalTransition, UnknownTicket
+from master.decode_places import note_end
 from master.part_waits import answer
 from master.pinning import let_expire
 from master.retiring import retire_pages
@@ -31,6 +32,7 @@ def change(core: Core, ticket: Ticket, event: TicketEvent, **values: object) -> 
     after = TICKET_TRANSITIONS.get((ticket.state, event))
     if after is None:
         raise IllegalTransition(f"ticket {ticket.id}", ticket.state, event)
+    note_end(core, ticket, event)
     core.tickets.withdraw(ticket)
     ticket.state = after
     for name, value in values.items():

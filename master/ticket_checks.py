@@ -84,6 +84,8 @@ def _check_fleet(fleet: Fleet, tickets: list[Ticket]) -> None:
     credit = sum(ticket.credit_tokens for ticket in tickets)
     if (fleet.credit_tokens, fleet.tickets) != (credit, len(tickets)):
         raise InvariantBroken(f"I39: {fleet.credit_tokens} tokens of credit, not {credit}")
+    if fleet.answer_tokens != sum(ticket.wish.new_tokens for ticket in tickets):
+        raise InvariantBroken(f"I39: {fleet.answer_tokens} tokens of answers are expected")
     waiting = sum(ticket.credit_tokens for ticket in tickets if ticket.wants_route)
     if fleet.waiting_tokens != waiting:
         raise InvariantBroken(f"I39: {fleet.waiting_tokens} tokens wait, not {waiting}")

@@ -197,6 +197,8 @@ class Ticket(msgspec.Struct, eq=False):
     sheds: int = 0
     """Of those, how many were given up by a worker that did not fail it."""
     ready_s: float = 0.0
+    routed_s: float = 0.0
+    """When its last decode worker was named."""
     failed: tuple[str, ...] = ()
     """Decode workers that did not do it: others are preferred."""
     is_confirmed: bool = False
@@ -324,6 +326,7 @@ class Tickets:
         if state not in LIVE:
             return
         ticket.fleet.credit_tokens += sign * ticket.credit_tokens
+        ticket.fleet.answer_tokens += sign * ticket.wish.new_tokens
         if state in HOLDING:
             self.staged_bytes += sign * ticket.staged_bytes
         if ticket.wants_route:

@@ -131,11 +131,23 @@ def test_pages_that_found_no_room_are_computed_again_by_who_goes_on() -> None:
 
 
 def test_what_finds_no_decode_worker_in_time_expires() -> None:
+    # There is credit for the third, but no worker has so much of it.
+    shape = msgspec.structs.replace(PAIR, decodes=2, capacity_tokens=1000)
+    requests = [(0.0, 100, (page,), new_tokens) for page, new_tokens in enumerate((460, 460, 380))]
+    report = served_by(shape, *requests, staging_s=2.0)
+    assert [each.failure for each in report.served] == ["", "", "unknown_ticket"]
+    assert report.counters["tickets_expired"] == 1
+
+
+def test_what_finds_no_place_in_a_batch_in_time_is_asked_for_later() -> None:
     shape = msgspec.structs.replace(PAIR, batch_max=1)
     requests = (0.0, 100, (0,), 1000), (0.0, 100, (1,), 2)
-    report = served_by(shape, *requests, staging_s=2.0)
-    assert [each.failure for each in report.served] == ["", "unknown_ticket"]
-    assert report.counters["tickets_expired"] == 1
+    report = replay_serving(Demand(trace_of(*requests), patience_s=60.0), shape)
+    assert report.failed() == {}
+    assert {each.reason for each in report.served[1].throttles} == {"decode_occupancy"}
+    one, other = report.served
+    assert other.tpot_s < 1.0  # its prompt was computed when its turn was near
+    assert one.done_s < other.done_s < one.done_s + 10
 
 
 def test_a_report_counts_who_was_in_time() -> None:

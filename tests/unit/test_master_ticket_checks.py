@@ -35,6 +35,10 @@ def credit_is_kept(core: Core) -> None:
     staged(core).fleet.credit_tokens += 1
 
 
+def answers_are_kept(core: Core) -> None:
+    staged(core).fleet.answer_tokens += 1
+
+
 def tickets_are_miscounted(core: Core) -> None:
     staged(core).fleet.tickets += 1
 
@@ -111,6 +115,7 @@ def tokens_wait_for_nobody(core: Core) -> None:
 
 BROKEN: dict[Callable[[Core], None], str] = {
     credit_is_kept: "I39: .* tokens of credit",
+    answers_are_kept: "I39: .* tokens of answers",
     tickets_are_miscounted: "I39",
     staging_is_kept: "I39: .* bytes are staged",
     source_is_kept: "I39: .* on their way",
