@@ -85,10 +85,16 @@ def shed_ticket(core: Core, caller: Caller, message: ShedTicket) -> None:
     if message.tokens[: len(ticket.tokens)] != ticket.tokens:
         raise BadValue("tokens", len(message.tokens), "all that were generated before, in order")
     taken = {"shed_token": message.token, "keys": keys, "tail": tail, "tokens": message.tokens}
-    grown = ticket.wish.prompt_tokens + len(message.tokens) + limits.OVERGROWN_TOKENS
-    taken |= {"credit_tokens": max(ticket.credit_tokens, grown), "sheds": ticket.sheds + 1}
-    unroute(core, ticket, TicketEvent.SHED, **taken)
+    taken |= {"credit_tokens": _grown_tokens(ticket, len(message.tokens))}
+    unroute(core, ticket, TicketEvent.SHED, sheds=ticket.sheds + 1, **taken)
     core.reply(caller, Done())
+
+
+def _grown_tokens(ticket: Ticket, generated: int) -> int:
+    """Credit of one that may have outgrown it; no more than anybody has, who could take it else."""
+    grown = ticket.wish.prompt_tokens + generated + limits.OVERGROWN_TOKENS
+    largest = max(worker.wish.capacity_tokens for worker in ticket.fleet.workers.values())
+    return max(ticket.credit_tokens, min(grown, largest))
 
 
 def finish_ticket(core: Core, caller: Caller, message: FinishTicket) -> None:

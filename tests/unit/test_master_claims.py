@@ -129,6 +129,20 @@ def test_what_outgrew_its_expectation_waits_with_more_credit_and_until_its_deadl
     fleet.assert_nothing_held()
 
 
+def test_what_outgrew_its_expectation_wants_no_more_than_somebody_has() -> None:
+    """It waited until its deadline, though there was a worker that held it and a little more."""
+    fleet = Fleet()
+    fleet.join("p1", "prefill")
+    fleet.join("d1", capacity=500)
+    ticket, claimed, _ = fleet.install(fleet.wish(seed=1, new_tokens=2))
+    said = tuple(range(220))
+    fleet.beat("d1", (ticket, claimed.token, 266 + len(said)))
+    shed = wire.ShedTicket(ticket, claimed.token, chain(1, 2), wire.TailRef(), (7, *said))
+    fleet.ask(shed, Done)
+    assert fleet.ticket(ticket).credit_tokens == 500
+    assert fleet.route(ticket, above=fleet.ticket(ticket).route).decode == "d1"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
