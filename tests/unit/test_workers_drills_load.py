@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from workers.drills.load import CHATS, LONG_EVERY, LONG_TOKENS, QUESTIONS, question
+import http.client
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workers.drills.load import (
+    CHATS,
+    LONG_EVERY,
+    LONG_TOKENS,
+    QUESTIONS,
+    Asked,
+    Target,
+    ask,
+    question,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_questions_follow_from_the_seed() -> None:
@@ -21,3 +38,42 @@ def test_questions_are_of_every_kind() -> None:
     same = [each.prompt for each in asked if each.prompt.startswith("chat 0: ")]
     assert len({each[:100] for each in same}) == 1
     assert len(set(same)) == len(same)
+
+
+class Link:
+    """A connection on which that comes."""
+
+    def __init__(self, status: int, *lines: bytes) -> None:
+        self.status = status
+        self.headers = http.client.HTTPMessage()
+        self._lines = lines
+
+    def request(self, *_: object) -> None:
+        """Nobody reads it."""
+
+    def getresponse(self) -> Link:
+        return self
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._lines)
+
+
+@pytest.mark.parametrize(
+    ("link", "trouble"),
+    [
+        (Link(429), "TypeError"),
+        (Link(200, b"data: {"), "JSONDecodeError"),
+        (Link(200, b"data: {}"), "KeyError"),
+        (Link(200, b'data: {"choices": []}'), "the stream ended without [DONE]"),
+    ],
+)
+def test_what_is_no_answer_is_a_failed_one(
+    monkeypatch: pytest.MonkeyPatch, link: Link, trouble: str
+) -> None:
+    monkeypatch.setattr(http.client, "HTTPConnection", lambda *_, **__: link)
+    asked = Asked(question(1, 0), Target("gateway", "tiny"), 0.0)
+    assert ask(asked) is None
+    assert asked.trouble.startswith(trouble)

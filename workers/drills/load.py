@@ -184,7 +184,7 @@ class Load:
                 wish = question(self._seed, number % QUESTIONS)
                 asked = Asked(wish, self.target, time.monotonic())
                 self._asked.append(asked)
-            while (later_s := _ask(asked)) is not None:
+            while (later_s := ask(asked)) is not None:
                 asked.refusals += 1
                 if self._stopping.wait(later_s):
                     break
@@ -192,7 +192,7 @@ class Load:
             self._stopping.wait(PAUSE_S)
 
 
-def _ask(asked: Asked) -> float | None:
+def ask(asked: Asked) -> float | None:
     """Ask once, and listen to the end; seconds after which to ask again where it is refused."""
     try:
         with closing(http.client.HTTPConnection(asked.target.gateway, timeout=SILENCE_S)) as link:
@@ -204,7 +204,8 @@ def _ask(asked: Asked) -> float | None:
                 asked.trouble = f"{response.status}: {response.read().decode(errors='replace')}"
                 return None
             _listen(asked, response)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
+        # Also what is no gateway's answer: nobody hears of a client that has died of it.
         asked.trouble = f"{type(error).__name__}: {error}"
     return None
 
