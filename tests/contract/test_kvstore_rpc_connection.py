@@ -308,6 +308,15 @@ def test_many_connections_of_many_threads(loop: str) -> None:
     assert gone == {str(number) for number in range(24)}
 
 
+@pytest.mark.parametrize("address", ["unix:{}/nobody", "127.0.0.1:1"])
+def test_that_nobody_listens_is_told_also_by_a_try_that_comes_too_late(
+    tmp_path: Path, address: str
+) -> None:
+    """Else the last try of many would hide what came of all others."""
+    with pytest.raises(Unavailable, match="cannot reach"):
+        Connection.open(address.format(tmp_path), ENGINE, -1.0)
+
+
 def test_a_link_survives_the_restart_of_its_master(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/master"
     probe, one = Probe(b"", bytes(32)), Probed(b"\1")
