@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 ANSWERS = 150
 """More than aiohttp's client has connections by itself."""
 WAIT_S = 30.0
-SILENCE_S = 0.1
+SILENCE_S = 0.5
+"""In which a machine that is busy with other things, too, says that it is there."""
 GREEDY = Sampling(0.0, 1.0, 0)
 CONTENT = Content(
     "default", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 1, 1),), "rope:1"

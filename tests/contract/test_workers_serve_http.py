@@ -15,7 +15,15 @@ from kvstore.namespace import Attention, CacheGroup, Content, Layout
 from workers import tracing
 from workers.gateway_workers import InferenceWorkers
 from workers.serve_http import Desk
-from workers.serve_messages import About, DecodeAsk, Line, PrefillAsk, PrefillDone, Sampling
+from workers.serve_messages import (
+    About,
+    DecodeAsk,
+    Line,
+    PrefillAsk,
+    PrefillDone,
+    PrepareAsk,
+    Sampling,
+)
 from workers.serve_proof import Doorkeeper
 from workers.tracing import NoSpans, request_of
 
@@ -46,6 +54,9 @@ class FakeDesk:
             yield line
         if self._end is not None:
             raise self._end
+
+    async def prepare(self, ask: PrepareAsk) -> None:
+        self.heard = tracing.headers()
 
     def run(self, ask: PrefillAsk, asked_s: float, unwanted: threading.Event) -> PrefillDone:
         self.heard = tracing.headers()
@@ -108,7 +119,8 @@ def test_what_cannot_begin_is_refused_with_the_reason(end: Exception) -> None:
     assert (type(error), str(error)) == (type(end), str(end))
 
 
-def test_a_prompt_is_computed_in_the_name_of_its_request() -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_prompt_is_computed_and_pulled_in_the_name_of_its_request(*, is_ahead: bool) -> None:
     desk = FakeDesk([], None)
 
     async def run() -> None:
@@ -116,7 +128,10 @@ def test_a_prompt_is_computed_in_the_name_of_its_request() -> None:
         try:
             async with served(desk) as where, asyncio.timeout(WAIT_S):
                 with request_of(NoSpans(), "gateway", "r", TRACEPARENT):
-                    await workers.prefill(where, PrefillAsk(1, "r", (1,), GREEDY, WAIT_S))
+                    if is_ahead:
+                        await workers.prepare(where, PrepareAsk(1, 1, "r", (1,)))
+                    else:
+                        await workers.prefill(where, PrefillAsk(1, "r", (1,), GREEDY, WAIT_S))
         finally:
             await workers.close()
 
