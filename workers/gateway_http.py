@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from kvstore.errors import BadValue, KVStoreError, Unavailable
-from workers.gateway_answers import DONE, Answering, error_body, event, status_of
+from workers.gateway_answers import DONE, UNAVAILABLE, Answering, error_body, event, status_of
 from workers.gateway_metrics import GatewayMetrics
 from workers.gateway_relay import Passage
 from workers.gateway_requests import chat_completion, completion
@@ -85,7 +85,8 @@ class Gateway:
         return _json({"object": "list", "data": [row]})
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
-        return _json({"serving": True})
+        is_serving = not self._is_draining
+        return _json({"serving": is_serving}, 200 if is_serving else UNAVAILABLE)
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         return web.Response(body=self._metrics.page(), content_type="text/plain")

@@ -83,11 +83,11 @@ class Fleet:
         own = [f"--role={role}", f"--name={name}", "--model=tiny", "--threads=1"]
         self._run(name, "workers.serve", *own, *self._options)
 
-    def start_gateway(self, name: str) -> str:
+    def start_gateway(self, name: str, *options: str) -> str:
         """Start one for the workers that run: where it listens, once it does."""
         workers = [each for each in self.processes if each.partition("-")[0] in self._roles]
         named = [f"--worker={self.where(each)}" for each in workers]
-        self._run(name, "workers.gateway", "--listen=127.0.0.1:0", *named)
+        self._run(name, "workers.gateway", "--listen=127.0.0.1:0", *named, *options)
         return self.where(name, "gateway")
 
     def where(self, name: str, announced: str = "") -> str:

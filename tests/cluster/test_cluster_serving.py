@@ -201,8 +201,9 @@ def test_what_is_wrong_is_named(fleet: Fleet) -> None:
 
 
 def test_a_gateway_that_is_taken_away_ends_what_runs_and_takes_nothing_new(fleet: Fleet) -> None:
-    text, kept = prompt(2), http.client.HTTPConnection(where := fleet.start_gateway("leaving"))
-    with closing(kept), Asked(where, COMPLETIONS, body(text, 400, stream=True), {}) as asked:
+    text, where = prompt(2), fleet.start_gateway("leaving", f"--drain-s={WAIT_S}")
+    kept = http.client.HTTPConnection(where, timeout=WAIT_S)
+    with closing(kept), Asked(where, COMPLETIONS, body(text, 800, stream=True), {}) as asked:
         kept.request("GET", "/healthz")
         assert kept.getresponse().read() == b'{"serving":true}'
         pieces = asked.pieces()
@@ -210,9 +211,12 @@ def test_a_gateway_that_is_taken_away_ends_what_runs_and_takes_nothing_new(fleet
         fleet.processes["leaving"].send_signal(signal.SIGTERM)
         until("it takes nothing new", lambda: not listens(where), WAIT_S)
         kept.request("POST", COMPLETIONS, json.dumps(body(text, 5)))
-        assert (refused := kept.getresponse()).status == 503, refused.read()
+        refused = kept.getresponse()
+        assert (refused.status, json.load(refused)["error"]["code"]) == (503, "unavailable")
+        kept.request("GET", "/healthz")
+        assert kept.getresponse().status == 503
         said += pieces
-    assert "".join(said) == alone(text, 400)
+    assert "".join(said) == alone(text, 800)
     assert fleet.processes["leaving"].wait(WAIT_S) == ExitCode.OK
     fleet.await_idle()
 
