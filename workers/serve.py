@@ -120,7 +120,7 @@ class Worker:
     def close(self) -> None:
         """End its threads; those of decoding while the loop is there that tokens go to."""
         if self.decode is not None:
-            self.decode.ahead.close()
+            self.decode.close()
         if self.batch is not None:
             self.batch.close()
         self.membership.close()

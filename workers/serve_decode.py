@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG: Final = logging.getLogger(__name__)
+PUT_THREADS: Final = 4
 PUTS_AT_ONCE: Final = 64
 """Of answers' pages. Each holds its row's memory: behind a slow pool others are not begun."""
 
@@ -102,6 +104,8 @@ class DecodeDesk:
         self._stop = stop
         self.ahead: Final = AheadDesk(store, kv, member)
         self._claims: dict[str, _Claim] = {}
+        # Of their own: claims and ends of answers wait for no put.
+        self._puts = ThreadPoolExecutor(PUT_THREADS, "puts")
         self._keeping: set[asyncio.Future[None]] = set()
         self.is_draining = False
         """Set by who ends this worker: it takes nothing new."""
@@ -164,6 +168,11 @@ class DecodeDesk:
         """Hand everything that runs over to other workers. Nothing new comes: it is draining."""
         await asyncio.gather(*(self._shed(claim) for claim in list(self._claims.values())))
 
+    def close(self) -> None:
+        """End every pull and put."""
+        self.ahead.close()
+        self._puts.shutdown(cancel_futures=True)
+
     async def _claimed(self, ask: DecodeAsk) -> _Taken:
         """Others have begun it."""
         claimed = await self._ask(claim_ticket(ask.ticket, ask.route, self._member()))
@@ -214,7 +223,7 @@ class DecodeDesk:
 
         The pool had so many tokens of it at first.
         """
-        pages = AnswerPages(self._kv, self._batch, claim.id, pooled, self._beside)
+        pages = AnswerPages(self._kv, self._batch, claim.id, pooled, self._beside, self._puts)
         while (one := await claim.events.get()) is not None:
             if isinstance(one, Taken):
                 await self._pass_on(claim, one)

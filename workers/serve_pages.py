@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import KVStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from concurrent.futures import Executor
 
     from workers.engine import Taken
     from workers.serve_batch import Batch
@@ -30,15 +32,18 @@ class AnswerPages:
     """The pages of one answer. Belongs to one loop."""
 
     def __init__(
-        self, kv: TicketKV, batch: Batch, request_id: str, pooled: int, beside: Beside
-    ) -> None:
+        self, kv: TicketKV, batch: Batch, request_id: str, pooled: int, beside: Beside,
+        threads: Executor,
+    ) -> None:  # fmt: skip
         """The pool has the pages of the first `pooled` tokens: a prompt that was computed here is
         put at once, too. `beside` runs what nobody waits for; None: there is too much of it.
+        `threads` put.
         """
         self._kv = kv
         self._batch = batch
         self._id = request_id
         self._beside = beside
+        self._threads = threads
         self._page_tokens = kv.opened.namespace.layout.page_tokens
         self._pages = pooled // self._page_tokens
         self._putting: asyncio.Future[None] | None = None
@@ -62,9 +67,10 @@ class AnswerPages:
             await self._put(taken)
 
     async def _put(self, taken: Taken) -> None:
-        tokens = taken.tokens[:-1]
+        tokens, loop = taken.tokens[:-1], asyncio.get_running_loop()
+        put = partial(self._kv.keep, tokens, taken.cache)
         try:
-            self._pages = await asyncio.to_thread(self._kv.keep, tokens, taken.cache)
+            self._pages = await loop.run_in_executor(self._threads, put)
         except KVStoreError as error:
             LOG.warning("pages of an answer are not kept: %s", error)
             self._is_given_up = True

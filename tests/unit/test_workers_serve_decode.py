@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ PROMPT = tuple(text(7))
 SPACE = opened()
 TOKENS = 6
 CLAIM = 50
+WAIT_S = 30.0
 MEMBER = Member(SPACE.namespace.id, "d1", 3, 0.5, 3.0)
 
 
@@ -102,7 +104,7 @@ class FakeKV:
     def keep(self, tokens: Sequence[int], cache: DynamicCache) -> int:
         if self.trouble is not None:
             raise self.trouble
-        assert self.may_keep.wait(60)
+        assert self.may_keep.wait(2 * WAIT_S)
         self.kept.append(tuple(tokens))
         return len(tokens) // 4
 
@@ -132,9 +134,11 @@ class Case:
             batch = Batch(Engine(OneByOne(tiny()), capacity_tokens=300), self.failures.append)
             store: Any = self.store
             kv: Any = self.kv
+            desk = DecodeDesk(store, kv, batch, lambda: MEMBER, frozenset())
             try:
-                return await act(DecodeDesk(store, kv, batch, lambda: MEMBER, frozenset()))
+                return await act(desk)
             finally:
+                desk.close()
                 batch.close()
 
         result = asyncio.run(whole())
@@ -349,3 +353,20 @@ def test_behind_a_slow_pool_no_more_puts_wait_than_are_meant_to(
     case.run(answers)
     assert caplog.text.count("pages of an answer are not kept: 1 others are") == 2
     assert case.kv.kept == [PROMPT]
+
+
+def test_no_claim_and_no_answer_waits_for_a_put() -> None:
+    case = Case()
+    case.kv.may_keep.clear()
+
+    async def answers(desk: DecodeDesk) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        try:
+            for route in (0, 4):
+                async with asyncio.timeout(WAIT_S):
+                    await said(desk, ask(route, *generated(1)))
+        finally:
+            case.kv.may_keep.set()
+
+    case.run(answers)
+    assert case.asked(wire.FinishTicket)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,8 +52,9 @@ def test_a_prompt_that_was_computed_here_is_put_with_its_first_token(
             under_way.append(asyncio.ensure_future(work))
             return under_way[-1]
 
-        AnswerPages(pool, pool, "r", pooled, beside).grown(len(tokens))
-        await asyncio.gather(*under_way)
+        with ThreadPoolExecutor(1) as threads:
+            AnswerPages(pool, pool, "r", pooled, beside, threads).grown(len(tokens))
+            await asyncio.gather(*under_way)
         return list(pool.kept)
 
     assert asyncio.run(grow()) == [len(PROMPT)] * puts
