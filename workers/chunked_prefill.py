@@ -6,6 +6,7 @@ are computed says so by `on_layer`. Knows no pool.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,13 +96,18 @@ def _told(
     first: int,
     on_layer: Callable[[LayerStates], None] | None,
 ) -> Iterator[None]:
-    """Hook the layers for one chunk only: others may use the model between chunks."""
+    """Hook the layers for one chunk only: others may use the model between chunks, and in other
+    threads at any time, whose passes are nothing to tell of.
+    """
     if on_layer is None:
         yield
         return
+    own = threading.get_ident()
 
     def hook(layer: int) -> Callable[..., None]:
         def tell(*_: object) -> None:
+            if threading.get_ident() != own:
+                return
             states = cache.layers[layer]
             keys, values = states.keys[:, :, first:], states.values[:, :, first:]
             on_layer(LayerStates(layer, first, keys, values))

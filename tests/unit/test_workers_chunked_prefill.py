@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -94,6 +95,20 @@ def test_nobody_is_told_of_what_others_compute_between_chunks() -> None:
     next(chunks)
     computed(MODEL, text(5))
     assert len(told) == LAYERS
+
+
+def test_nobody_is_told_of_what_another_thread_computes_meanwhile() -> None:
+    """As the batch of a worker that does both does."""
+    told: list[int] = []
+
+    def on_layer(states: LayerStates) -> None:
+        told.append(states.layer)
+        if told == [0, 1]:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(computed, MODEL, text(5)).result()
+
+    list(prefill(MODEL, empty(), text(CHUNK), chunk_tokens=CHUNK, on_layer=on_layer))
+    assert told == list(range(LAYERS))
 
 
 @pytest.mark.parametrize("chunks", range(4))
