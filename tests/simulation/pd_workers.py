@@ -183,8 +183,9 @@ class PdDecode(PdWorker):
                 sealed = yield from self.run(asking)
                 is_staged, (pages,) = sealed.is_staged, sealed.pages
                 if pages > have:
-                    have += yield from self.bring_ahead(claimed, job.ticket, have, pages)
-                    self.world.counts["tickets: pages pulled ahead"] += have
+                    came = yield from self.bring_ahead(claimed, job.ticket, have, pages)
+                    self.world.counts["tickets: pages pulled ahead"] += came
+                    have += came
                     is_staged |= have < pages
         finally:
             if self.running.get(job.ticket) is row:
