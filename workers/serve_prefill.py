@@ -7,10 +7,12 @@ computed. Stateless: who dies half-way leaves pages that the next one finds.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvstore.client.tickets import begin_prefill, stage_ticket
+from kvstore.errors import UnknownTicket
 from workers.chunked_prefill import prefill
 from workers.sampling import pick
 from workers.serve_keeping import Keeping
@@ -55,7 +57,7 @@ class PrefillDesk:
         _check(unwanted)
         self._tell(ask, 0)
         cache, reused, _ = self._kv.reuse(ask.tokens)
-        with Keeping(self._kv, ask.tokens, cache, partial(self._tell, ask)) as keeping:
+        with Keeping(self._kv, ask.tokens, cache, partial(self._report, ask)) as keeping:
             logits = self._compute(ask, cache, keeping, unwanted)
             keeping.finish()
         took_s = time.perf_counter() - began_s
@@ -75,6 +77,11 @@ class PrefillDesk:
 
     def _tell(self, ask: PrefillAsk, tokens_left: int) -> None:
         self._store.carry_out(begin_prefill(ask.ticket, self._member(), tokens_left))
+
+    def _report(self, ask: PrefillAsk, tokens_left: int) -> None:
+        # A new master may hear of the ticket after this and before it is staged.
+        with suppress(UnknownTicket):
+            self._tell(ask, tokens_left)
 
     def _compute(
         self, ask: PrefillAsk, cache: DynamicCache, keeping: Keeping, unwanted: threading.Event
