@@ -133,7 +133,7 @@ class PdGateway(PdNode):
                 opened = yield from self.run(tickets.open_ticket(wish, timeout_s=ASK_S))
             except Throttled as error:
                 self.world.counts[f"tickets: throttled for {error.reason}"] += 1
-                yield error.retry_after_s
+                yield min(error.retry_after_s, max(0.0, request.deadline_s - self.world.now))
             except (Unavailable, OutOfSpace):
                 yield 0.1
             else:
