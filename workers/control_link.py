@@ -84,6 +84,7 @@ class ControlLink:
         self._looking: asyncio.Task[None] | None = None
         self._commands: dict[int, tuple[Peer, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
         self._was_connected = False
         self._told: set[str] = set()
         """What was logged of masters since a leader last accepted this worker."""
@@ -141,6 +142,7 @@ class ControlLink:
                 both.create_task(self._tick())
                 both.create_task(self._follow())
         finally:
+            self._is_over = True
             for each in tuple(self._tasks):
                 each.cancel()
 
@@ -231,6 +233,8 @@ class ControlLink:
                     return
 
     def _start_call(self, number: int, message: Message) -> None:
+        if self._is_over:  # what is begun now nobody would end
+            return
         self._keep(self._loop.create_task(self._call(number, message)))
 
     def _keep(self, task: asyncio.Task[None]) -> None:

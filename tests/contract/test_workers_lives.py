@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from kvstore.rpc.identity import Identity, Role
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.membership import InventoryRows, OfferInventory, RegisterWorker
 from kvstore.wire.messages.puts import Ingested, Sealed
+from kvstore.wire.messages.reads import GetStatus
 from kvstore.wire.messages.transfers import CheckRecords, RecordsChecked
 from tests.contract.scripted_leader import Leader
 from tests.contract.worker_rig import OFFSETS, Rig, question, read, running, soon
@@ -95,6 +97,22 @@ def test_a_restart_offers_its_pages_under_a_new_life(folder: Path, leader: Leade
             assert read(client, pages) == (bytes(4), pages.source, bytes(4))
             stale = msgspec.structs.replace(question(CheckRecords, rig, pages), incarnation=was)
             assert client.call(stale) == RecordsChecked(bytes((Outcome.STALE,)) * 4)
+
+
+def test_a_link_that_ends_begins_no_call(rig: Rig) -> None:
+    """Else a task is left that nobody awaits, which is told wherever it is collected."""
+    link = rig.control
+    loop, main = link._loop, link._main  # noqa: SLF001 -- as `stop` does, between two calls
+
+    def ask_again() -> None:
+        link.call(0, GetStatus())
+        loop.call_soon(ask_again)
+
+    loop.call_soon_threadsafe(ask_again)
+    loop.call_soon_threadsafe(main.cancel)
+    link.stop()
+    assert loop.is_closed()
+    gc.collect()
 
 
 def test_a_new_leader_is_found_and_told_what_the_old_one_did_not_hear(
