@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvstore import errors
-
-if TYPE_CHECKING:
-    from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError
 
 
 class ExitCode(IntEnum):
@@ -50,8 +48,21 @@ _BY_ERROR: Final[tuple[tuple[type[KVStoreError], ExitCode], ...]] = (
 )
 
 
-def exit_code_of(error: KVStoreError) -> ExitCode:
+class ProgramDied(KVStoreError):
+    """A program that was started for this one ended by itself."""
+
+    code = "program_died"
+
+    def __init__(self, text: str, returncode: int) -> None:
+        """`returncode` as subprocess has it: that of its end becomes the one of ours."""
+        super().__init__(text)
+        self.exit_code = returncode if returncode > 0 else int(ExitCode.CHILD_DIED)
+
+
+def exit_code_of(error: KVStoreError) -> int:
     """The exit code that says what can be done about this error."""
+    if isinstance(error, ProgramDied):
+        return error.exit_code
     for kind, code in _BY_ERROR:
         if isinstance(error, kind):
             return code

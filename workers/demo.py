@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,14 +18,16 @@ import time
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from kvstore.errors import ConfigError, KVStoreError
-from kvstore.exit_codes import ExitCode, exit_code_of
+from kvstore.cli.child import tied
+from kvstore.errors import ConfigError
+from kvstore.exit_codes import ExitCode, ProgramDied
 from workers.demo_reports import DecodeReport, PrefillReport, read_report
 from workers.demo_verdict import failures, table
+from workers.own_programs import QUIET, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,24 +44,6 @@ DRAM: Final = "512MiB"
 STOP_TIMEOUT_S: Final = 30.0
 PIPE_WIDTH: Final = 132
 """Columns of output that is not for a terminal."""
-
-ENVIRONMENT: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "TQDM_DISABLE": "1",
-    # Threads that wait for one another go to sleep: the pool needs the cores, too.
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
-
-
-class ProgramFailed(KVStoreError):
-    """One of the demo's programs ended by itself; it said why on standard error."""
-
-    code: ClassVar[str] = "program_failed"
-
-    def __init__(self, program: str, returncode: int) -> None:
-        """Name the program and how it ended."""
-        super().__init__(f"{program} ended with {returncode}")
-        self.exit_code = returncode if returncode > 0 else int(ExitCode.CHILD_DIED)
 
 
 class Script:
@@ -154,7 +137,7 @@ def _pool(script: Script, dram: str) -> Iterator[str]:
     local = ("--listen=127.0.0.1:0", "--worker-listen=127.0.0.1:0")
     quiet = ("--admin=off", "--worker-admin=off")
     process = subprocess.Popen(
-        _command("kvstore.cli.main", "up", "--json", data_dir, f"--dram={dram}", *local, *quiet),
+        tied("kvstore.cli.main", "up", "--json", data_dir, f"--dram={dram}", *local, *quiet),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C ends the programs that use it before it ends the pool.
@@ -163,7 +146,7 @@ def _pool(script: Script, dram: str) -> Iterator[str]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise ProgramFailed("kvharbor up", process.wait())
+            raise _died("kvharbor up", process.wait())
         ready = json.loads(line)
         master: str = ready["master"]["listen"]
         script.say(
@@ -180,25 +163,24 @@ def _pool(script: Script, dram: str) -> Iterator[str]:
             process.wait()
         process.communicate()
         subprocess.run(
-            _command("kvstore.cli.main", "wipe", data_dir), stdout=subprocess.DEVNULL, check=False
+            tied("kvstore.cli.main", "wipe", data_dir), stdout=subprocess.DEVNULL, check=False
         )
 
 
 def _run(module: str, *arguments: str) -> None:
-    """Run one of our modules to its end on this terminal. ProgramFailed unless it ends with 0."""
-    environment = {**ENVIRONMENT, **os.environ}
-    command = _command(module, *arguments)
+    """Run one of our modules to its end on this terminal. ProgramDied unless it ends with 0."""
+    environment = {**QUIET, **os.environ}
+    command = tied(module, *arguments)
     returncode = subprocess.run(
         command, stdin=subprocess.DEVNULL, env=environment, check=False
     ).returncode
     if returncode:
-        raise ProgramFailed(module, returncode)
+        raise _died(module, returncode)
 
 
-def _command(module: str, *arguments: str) -> list[str]:
-    """Runs a module as a program that ends when this process does, however that happens."""
-    tied = ("-P", "-m", "kvstore.cli.child", str(os.getpid()))
-    return [sys.executable, *tied, module, *arguments]
+def _died(program: str, returncode: int) -> ProgramDied:
+    """It said why on standard error."""
+    return ProgramDied(f"{program} ended with {returncode}", returncode)
 
 
 def _documents(model: str) -> list[Path]:
@@ -240,29 +222,17 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _stop(signum: int, frame: object) -> NoReturn:
-    del frame
-    sys.exit(128 + signum)
-
-
 def main() -> None:
     """Run the demo; ends the process."""
     options = _options(sys.argv[1:])
-    signal.signal(signal.SIGTERM, _stop)
+    conclude("kvharbor demo", lambda: _run_all(options))
+
+
+def _run_all(options: argparse.Namespace) -> ExitCode:
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    try:
-        # A short path: the pool's Unix socket lies in it.
-        with tempfile.TemporaryDirectory(prefix="kvharbor-demo-") as folder:
-            code = play(Script(options, Path(folder), Console(width=width)), options.dram)
-    except ProgramFailed as error:
-        sys.stderr.write(f"kvharbor demo: {error}\n")
-        sys.exit(error.exit_code)
-    except KVStoreError as error:
-        sys.stderr.write(f"kvharbor demo: {error}\n")
-        sys.exit(exit_code_of(error))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    sys.exit(code)
+    # A short path: the pool's Unix socket lies in it.
+    with tempfile.TemporaryDirectory(prefix="kvharbor-demo-") as folder:
+        return play(Script(options, Path(folder), Console(width=width)), options.dram)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ from typing import Final
 PR_SET_PDEATHSIG: Final = 1
 
 
+def tied(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a program that ends when this process does."""
+    return [sys.executable, "-P", "-m", "kvstore.cli.child", str(os.getpid()), module, *arguments]
+
+
 def main() -> None:
     """Tie this process to its parent, undo the parent's signal mask, become the module."""
     parent, module, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]

@@ -317,9 +317,6 @@ def main() -> None:
     """Run the command line; ends the process."""
     try:
         app(prog_name="kvharbor")
-    except standalone.PartDied as error:
-        output.print_error(str(error))
-        sys.exit(error.exit_code)
     except KVStoreError as error:
         output.print_error(str(error))
         sys.exit(exit_code_of(error))

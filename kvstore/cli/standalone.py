@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from kvstore.announcement import Announcement, announcement_path, read_announcement
+from kvstore.cli.child import tied
 from kvstore.cli.operator import Operator
 from kvstore.cli.options import key_alone
 from kvstore.cli.places import forget_strange_segments
 from kvstore.cli.serving import GATEWAY, GATEWAY_MODULE, WORKER_MODULE, Served, Serving
 from kvstore.config_values import DiskSpace
-from kvstore.errors import BadValue, KVStoreError, Unavailable
-from kvstore.exit_codes import ExitCode
+from kvstore.errors import BadValue, Unavailable
+from kvstore.exit_codes import ProgramDied
 from kvstore.rpc.address import UNIX_PATH_BYTES_MAX
 from kvstore.wire.messages.reads import Status
 
@@ -50,7 +50,7 @@ class Stopped(Exception):  # an end that was asked for, not an error
     """A signal asked for the end."""
 
 
-class PartDied(KVStoreError):
+class PartDied(ProgramDied):
     """A part of the pool ended by itself; the text is what it last said."""
 
     code = "part_died"
@@ -58,8 +58,7 @@ class PartDied(KVStoreError):
     def __init__(self, part: str, returncode: int, last_words: str) -> None:
         """Name the part, how it ended, and the end of its log."""
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        super().__init__(f"the {part} ended by itself ({how}):\n{last_words}")
-        self.exit_code = returncode if returncode > 0 else int(ExitCode.CHILD_DIED)
+        super().__init__(f"the {part} ended by itself ({how}):\n{last_words}", returncode)
 
 
 class _Given(msgspec.Struct, frozen=True):
@@ -151,10 +150,9 @@ class Part:
         self.name = name
         self._log = places.log(name)
         announcement_path(places.data_dir, name).unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "kvstore.cli.child", str(os.getpid()), module]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, *options],
+                tied(module, *options),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.cli.standalone import PartDied
-from kvstore.errors import BadValue, KVStoreError, Unavailable
-from kvstore.exit_codes import ExitCode, exit_code_of
+from kvstore.errors import BadValue, Unavailable
+from kvstore.exit_codes import ExitCode
 from workers.drills.deployment import Deployment, Shape
 from workers.drills.load import Load
 from workers.drills.processes import until
 from workers.drills.report import report
 from workers.drills.scenarios import DRILLS, SETTLED
+from workers.own_programs import conclude
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,11 +125,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _stop(signum: int, frame: object) -> NoReturn:
-    del frame
-    sys.exit(128 + signum)
-
-
 def main() -> None:
     """Run the command; ends the process."""
     options = _options(sys.argv[1:])
@@ -138,18 +132,7 @@ def main() -> None:
         for name, drill in DRILLS.items():
             _say(f"{name:17} {drill.summary}")
         return
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        code = run(options)
-    except PartDied as error:
-        sys.stderr.write(f"kvharbor drill: {error}\n")
-        sys.exit(error.exit_code)
-    except KVStoreError as error:
-        sys.stderr.write(f"kvharbor drill: {error}\n")
-        sys.exit(exit_code_of(error))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    sys.exit(code)
+    conclude("kvharbor drill", lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvstore.cli.child import tied
 from kvstore.client.store import KVStore
 from kvstore.client.tickets import list_tickets
 from kvstore.config import read_secret
 from kvstore.errors import ConfigError
 from workers.drills.load import Target
 from workers.drills.network import RAILS, Network, far, near
-from workers.drills.processes import START_S, Process, others, ours, until
+from workers.drills.processes import START_S, Process, others, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -235,7 +236,7 @@ class Deployment:
         cluster = {"name": self._cluster, "secret_file": str(self._secret_file)}
         own = {**sections, role: {**sections[role], "data_dir": str(folder)}, "cluster": cluster}
         config.write_text(_toml(own))
-        command = ours(module, f"--config={config}")
+        command = tied(module, f"--config={config}")
         is_far = self._is_far(role)
         process = Process(name, role, folder, self.network.there(command) if is_far else command)
         self._undo.callback(process.discard)
@@ -246,7 +247,7 @@ class Deployment:
     ) -> Process:
         """An inference worker or a gateway."""
         folder = self._folder / name
-        command = ours(
+        command = tied(
             module, f"--master={','.join(self._places)}", f"--secret-file={self._secret_file}",
             f"--data-dir={folder}", *options,
         )  # fmt: skip

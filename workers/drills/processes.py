@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import read_announcement
 from kvstore.cli.standalone import PartDied
 from kvstore.errors import Unavailable
+from workers.own_programs import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,12 +27,6 @@ START_S: Final = 240.0
 END_S: Final = 60.0
 POLL_S: Final = 0.02
 LOG_LINES_SHOWN: Final = 20
-QUIET: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "TQDM_DISABLE": "1",
-    # Threads that wait for one another go to sleep: the others need the cores, too.
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
 
 
 class Process:
@@ -103,12 +97,6 @@ class Process:
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, f"{self.name} was not started"
         return self._process
-
-
-def ours(module: str, *options: str) -> list[str]:
-    """The command that runs a module of ours until this process ends."""
-    tied = ("-P", "-m", "kvstore.cli.child", str(os.getpid()))
-    return [sys.executable, *tied, module, *options]
 
 
 def others(program: str, *options: str) -> list[str]:
