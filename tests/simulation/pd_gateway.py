@@ -247,10 +247,10 @@ class PdGateway(PdNode):
     def heard(self, ticket: int, claim: int, tokens: tuple[int, ...]) -> None:
         """A decode worker has generated so far."""
         request = self.requests.get(ticket)
-        if request is None:
-            return
-        if not self.is_current(request, claim):
+        if request is None or not self.is_current(request, claim):
             self.world.counts["tickets: tokens of others"] += 1
+            if request is not None:
+                self.world.counts["tickets: tokens of older claims"] += 1
             return
         self.fleet.checks.heard(request, claim)
         request.claim = claim
