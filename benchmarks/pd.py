@@ -117,6 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     report.parameters(load_of_machine=round(os.getloadavg()[1], 1))
     if "cluster" in parts:
         cluster = QUICK_CLUSTER if options.quick else CLUSTER
+        report.parameters(trace="made-up chats" if options.trace is None else options.trace.stem)
         simulate(report, _trace(options.trace, cluster), cluster.workers)
     for setting in (QUICK,) if options.quick else (TINY, SMOLLM):
         if setting.model in parts:

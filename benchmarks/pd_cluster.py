@@ -63,7 +63,9 @@ def fleets(workers: int) -> list[Fleet]:
 
 
 def simulate(report: Report, trace: Trace, workers: int) -> None:
-    """All fleets, with and without equal pages; then the last one asked for more."""
+    """All fleets, with and without equal pages; then two of them asked for more: where each runs
+    all of a request, and where prompts are handed over at their end.
+    """
     report.parameters(
         cluster_model=MODEL, cluster_workers=workers, cluster_requests=len(trace.requests),
         cluster_seconds=trace.seconds, cluster_first_token_objective_s=OBJECTIVE.ttft_s,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from master.replay.serving_report import percentile
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -118,15 +120,15 @@ class Served:
 
     def first_s(self, percent: int) -> float:
         """Time to the first token."""
-        return percentile((each.first_s for each in self.complete()), percent)
+        return percentile([each.first_s for each in self.complete()], percent / 100)
 
     def token_s(self, percent: int) -> float:
         """Time of each further token."""
-        return percentile((each.token_s for each in self.complete()), percent)
+        return percentile([each.token_s for each in self.complete()], percent / 100)
 
     def pause_s(self, percent: int) -> float:
         """Between two tokens that follow each other, over all answers."""
-        return percentile((s for each in self.complete() for s in each.pauses_s), percent)
+        return percentile([s for each in self.complete() for s in each.pauses_s], percent / 100)
 
     def met(self, objective: Objective) -> int:
         """Answers that meet it."""
@@ -148,12 +150,6 @@ def requests(seed: int, rate: float, count: int, lengths: Lengths) -> list[Reque
         prompt = (*document, *tokens(lengths.question))
         found.append(Request(at_s / rate, prompt, lengths.answer))
     return found
-
-
-def percentile(values: Iterable[float], percent: int) -> float:
-    """What so many of a hundred do not exceed; of fewer than a hundred, the 99th is the largest."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
 
 
 def middle(values: Iterable[float]) -> float:

@@ -47,7 +47,7 @@ class FleetShape(msgspec.Struct, frozen=True):
     switch_s: float = 1.0
     """From when one has left to when it has joined again."""
     layerwise: bool = False
-    """KV is pulled while it is computed: after that only what did not fit into that time."""
+    """KV is pulled while it is computed, as far as ports are free: then only the rest."""
 
 
 class Prompt(msgspec.Struct, eq=False):

@@ -1,8 +1,10 @@
 """Serves a trace of requests by modelled workers, through the master's own state machine.
 
-Gateways and workers do what real ones do, message by message: only the time that computing, steps
-and links take is made up (master.replay.engines). Virtual time, no randomness: the same requests
-and the same fleet give the same report.
+Gateways and workers do what real ones do, message by message, where prompts are handed over at
+their end: only the time that computing, steps and links take is made up (master.replay.engines).
+Hand-over layer by layer is made up, too: the decode worker is chosen at the end, and has pulled by
+then what links carried while the prompt was computed. Virtual time, no randomness: the same
+requests and the same fleet give the same report.
 
 **Sizes.** The master sees a byte a token here (VirtualPool), and links that are slower in the same
 proportion, so that all that it estimates in seconds is as it would be. The unfinished page of a
@@ -252,12 +254,13 @@ class _Serving:
         tokens = request.tokens - missing_tokens
         local = tokens if source is worker else self._local_tokens(request.pages, worker)
         pull_s = self._pull_s(request, worker, max(0, tokens - local))
-        if self._shape.layerwise:
-            pull_s, request.computed_s = max(0.0, pull_s - request.computed_s), 0.0
-        begins_s = max(now_s, source.sends_until_s, worker.gets_until_s) if pull_s else now_s
-        there_s = begins_s + pull_s
+        there_s = now_s
         if pull_s:
-            source.sends_until_s = worker.gets_until_s = there_s
+            wanted_s = now_s - request.computed_s if self._shape.layerwise else now_s
+            begins_s = max(wanted_s, source.sends_until_s, worker.gets_until_s)
+            source.sends_until_s = worker.gets_until_s = begins_s + pull_s
+            there_s = max(now_s, begins_s + pull_s)
+        request.computed_s = 0.0
         request.served.install_s += there_s + self._shape.rtt_s - now_s
         call = partial(self._installed, request, worker, claimed.token, missing_tokens)
         self._at(there_s + self._shape.rtt_s, call)
