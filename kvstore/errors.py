@@ -40,7 +40,7 @@ class Throttled(KVStoreError):
 
     code = "throttled"
     reason: str = ""
-    """decode_occupancy, staging, migration, no_prefill or no_decode."""
+    """decode_occupancy, ttft, staging, migration, no_prefill or no_decode."""
 
     def __init__(self, retry_after_s: float, reason: str, text: str) -> None:
         """Say when to ask again, and what is short."""

@@ -77,6 +77,8 @@ def parse_serving(
 ) -> Serving | None:
     """What `--pd` asks for, None where it was not given. BadValue naming the option."""
     if shape is None:
+        if switch_roles:
+            raise BadValue("--switch-roles", True, "beside --pd only")
         return None
     found = SHAPE.fullmatch(shape)
     if found is None:

@@ -274,16 +274,19 @@ def test_a_decode_worker_that_goes_is_followed_by_another(
         fleet.await_idle()
 
 
-def test_a_prefill_worker_that_dies_is_followed_by_another(folder: Path) -> None:
+@pytest.mark.parametrize(("state", "how"), [("prefilling", {}), ("claimed ahead", AHEAD)])
+def test_a_prefill_worker_that_dies_is_followed_by_another(
+    folder: Path, state: str, how: dict[str, Any]
+) -> None:
     text = prompt(0, 12_000)
-    fleet_of = Fleet(folder, "prefill", "prefill", "decode", **AHEAD)
+    fleet_of = Fleet(folder, "prefill", "prefill", "decode", **how)
     with fleet_of as fleet, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(fleet.ask, COMPLETIONS, body(text, 8))
 
         def is_computed() -> bool:
-            return any(row.state == "claimed ahead" for row in fleet.tickets().rows)
+            return any(row.state == state for row in fleet.tickets().rows)
 
-        until("what is computed of the prompt is being handed over", is_computed, WAIT_S)
+        until(f"the prompt is {state}", is_computed, WAIT_S)
         fleet.kill(fleet.tickets().rows[0].prefill)
         status, said = asking.result()
         assert (status, said["choices"][0]["text"]) == (200, alone(text, 8))

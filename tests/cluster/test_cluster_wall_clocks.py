@@ -47,6 +47,7 @@ def test_jumps_of_an_hour_end_no_lease_no_page_and_no_term(tmp_path: Path) -> No
                     assert clocks.is_set_in(server.pid)
                     clocks.set(server.pid, seconds)
                     pages.assert_readable(opened, chain)
+                assert clocks.is_set_in(load.pid)
                 clocks.set(load.pid, seconds)
                 ends_s = time.monotonic() + CALM_S
                 while time.monotonic() < ends_s:

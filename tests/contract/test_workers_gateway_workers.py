@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ANSWERS = 150
 """More than aiohttp's client has connections by itself."""
 WAIT_S = 30.0
-SILENCE_S = 0.5
+SILENCE_S = 2.0
 """In which a machine that is busy with other things, too, says that it is there."""
 GREEDY = Sampling(0.0, 1.0, 0)
 CONTENT = Content(

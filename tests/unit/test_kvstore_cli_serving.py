@@ -35,6 +35,8 @@ def test_workers_change_roles_where_that_is_asked_for() -> None:
 
 def test_without_a_shape_nothing_is_served() -> None:
     assert parse_serving(None, "tiny", "host:1", None) is None
+    with pytest.raises(BadValue, match="--switch-roles"):
+        parse_serving(None, "tiny", "host:1", None, switch_roles=True)
 
 
 @pytest.mark.parametrize("shape", ["", "p2d", "0p1d", "1p0d", "1d2p", "1p2d3", "100p1d", "1p"])
