@@ -278,7 +278,7 @@ def test_a_decode_worker_that_goes_is_followed_by_another(
 def test_a_prefill_worker_that_dies_is_followed_by_another(
     folder: Path, state: str, how: dict[str, Any]
 ) -> None:
-    text = prompt(0, 12_000)
+    text = prompt(0, 6_000)
     fleet_of = Fleet(folder, "prefill", "prefill", "decode", **how)
     with fleet_of as fleet, ThreadPoolExecutor(1) as thread:
         asking = thread.submit(fleet.ask, COMPLETIONS, body(text, 8))
