@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from kvstore.cli.child import tied
+from kvstore.child import tied
 from kvstore.errors import ConfigError
 from kvstore.exit_codes import ExitCode, ProgramDied
 from workers.demo_reports import DecodeReport, PrefillReport, read_report

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from kvstore.announcement import Announcement, announcement_path, read_announcement
-from kvstore.cli.child import tied
+from kvstore.child import tied
 from kvstore.cli.operator import Operator
 from kvstore.cli.options import key_alone
 from kvstore.cli.places import forget_strange_segments

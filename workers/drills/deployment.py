@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.cli.child import tied
+from kvstore.child import tied
 from kvstore.client.store import KVStore
 from kvstore.client.tickets import list_tickets
 from kvstore.config import read_secret

@@ -1,9 +1,9 @@
 """Runs a module of ours as a program that never outlives the process that started it.
 
-    python -P -m kvstore.cli.child PARENT_PID MODULE [ARGUMENTS...]
+    python -P -m kvstore.child PARENT_PID MODULE [ARGUMENTS...]
 
-Owns the tie between `kvharbor up` and its parts: the kernel kills this process when its parent
-ends, however that happens. Must not know what it runs.
+Owns the tie between a program (`kvharbor up`, the demo, a drill) and its parts: the kernel kills
+this process when its parent ends, however that happens. Must not know what it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 def tied(module: str, *arguments: str) -> list[str]:
     """The command that runs a module as a program that ends when this process does."""
-    return [sys.executable, "-P", "-m", "kvstore.cli.child", str(os.getpid()), module, *arguments]
+    return [sys.executable, "-P", "-m", "kvstore.child", str(os.getpid()), module, *arguments]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ signal.pause()
 PARENT = """
 import os, signal, subprocess, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
-subprocess.run([sys.executable, "-P", "-m", "kvstore.cli.child", sys.argv[1] or str(os.getpid()),
+subprocess.run([sys.executable, "-P", "-m", "kvstore.child", sys.argv[1] or str(os.getpid()),
                 "part_of_a_pool", "--a", "b c"])
 print("the part ended", flush=True)
 """
