@@ -59,10 +59,20 @@ WorkerAdmin = Annotated[
     str | None,
     typer.Option(help="The worker's HTTP host:port, or off.", show_default=WORKER_ADMIN),
 ]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")]
+Model = Annotated[str, typer.Option(help=f"With --pd: one of {', '.join(serving.MODELS)}.")]
 SwitchRoles = Annotated[
     bool,
     typer.Option(
         "--switch-roles", help="With --pd: workers change between prefill and decode by need."
+    ),
+]
+LayerGroups = Annotated[
+    int,
+    typer.Option(
+        help="With --pd: hand prompts over by so many groups of layers, each while the next is "
+        "computed; 1: all layers of a chunk at once. Worth it where moving KV takes about as long "
+        "as computing it; at most the model's layers.",
     ),
 ]
 Shape = Annotated[
@@ -129,15 +139,12 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
         Path | None, typer.Option(help="TOML file with sections cluster, master, worker.")
     ] = None,
     secret_file: SecretFile = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget the last run's pages and metadata.")
-    ] = False,
+    fresh: Fresh = False,
     pd: Shape = None,
-    model: Annotated[
-        str, typer.Option(help=f"With --pd: one of {', '.join(serving.MODELS)}.")
-    ] = serving.MODELS[0],
+    model: Model = serving.MODELS[0],
     gateway: Annotated[str, typer.Option(help="With --pd: the gateway's host:port.")] = GATEWAY,
     switch_roles: SwitchRoles = False,
+    layer_groups: LayerGroups = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run a standalone pool, master and worker, until a signal stops it.
@@ -148,7 +155,10 @@ def up(  # noqa: PLR0913 -- each is an option of the command line
     where = _places(data_dir)
     standalone.require_alone(config)
     cluster = cluster_section(config, secret_file)
-    wish = serving.parse_serving(pd, model, gateway, cluster.secret_file, switch_roles=switch_roles)
+    wish = serving.parse_serving(
+        pd, model, gateway, cluster.secret_file,
+        switch_roles=switch_roles, layer_groups=layer_groups,
+    )  # fmt: skip
     disks = given_disks(config, nvme or (), where)
     devices = ",".join(hbm or ()) or None
     wiring = standalone.Wiring(

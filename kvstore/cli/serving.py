@@ -24,7 +24,9 @@ GATEWAY: Final = "gateway"
 GATEWAY_MODULE: Final = "workers.gateway"
 WORKER_MODULE: Final = "workers.serve"
 SHAPE: Final = re.compile(r"([1-9]\d?)p([1-9]\d?)d", re.ASCII)
-MODELS: Final = ("smollm", "tiny", "tiny-2")
+LAYERS: Final = {"smollm": 30, "tiny": 4, "tiny-2": 4}
+"""Of each model that workers load: into as many groups a prompt's hand-over can be cut."""
+MODELS: Final = tuple(LAYERS)
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -36,6 +38,7 @@ class Serving(msgspec.Struct, frozen=True):
     listen: str
     secret_file: Path | None
     switch_roles: bool = False
+    layer_groups: int = 1
 
     def workers(self) -> list[tuple[str, str]]:
         """Name and role of each inference worker."""
@@ -45,6 +48,7 @@ class Serving(msgspec.Struct, frozen=True):
     def worker_options(self, name: str, role: str, places: Places, master: str) -> list[str]:
         """Options of one inference worker."""
         own = [f"--role={role}", f"--name={name}", f"--model={self.model}", "--threads=1"]
+        own.append(f"--layer-groups={self.layer_groups}")
         switches = ["--switch-roles"] if self.switch_roles else []
         return [*own, *switches, *self._shared(places, master)]
 
@@ -74,16 +78,22 @@ def parse_serving(
     secret_file: Path | None,
     *,
     switch_roles: bool = False,
+    layer_groups: int = 1,
 ) -> Serving | None:
     """What `--pd` asks for, None where it was not given. BadValue naming the option."""
     if shape is None:
         if switch_roles:
             raise BadValue("--switch-roles", True, "beside --pd only")
+        if layer_groups != 1:
+            raise BadValue("--layer-groups", layer_groups, "beside --pd only")
         return None
     found = SHAPE.fullmatch(shape)
     if found is None:
         raise BadValue("--pd", shape, "so many prefill and decode workers, as in 1p2d")
     if model not in MODELS:
         raise BadValue("--model", model, f"one of {', '.join(MODELS)}")
-    prefills, decodes = found.groups()
-    return Serving(int(prefills), int(decodes), model, listen, secret_file, switch_roles)
+    layers = LAYERS[model]
+    if not 1 <= layer_groups <= layers:
+        raise BadValue("--layer-groups", layer_groups, f"1 to {layers}, the layers of {model}")
+    prefills, decodes = map(int, found.groups())
+    return Serving(prefills, decodes, model, listen, secret_file, switch_roles, layer_groups)
