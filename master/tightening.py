@@ -21,7 +21,7 @@ WINDOW_S: Final = 20.0
 LOOK_S: Final = 5.0
 """From one change of the share to the next: what it did has to be seen first."""
 FEW: Final = 5
-"""First tokens that say nothing yet."""
+"""First tokens; with fewer of them, one that is late may be an accident: nothing gets tighter."""
 WAIT_SHARE: Final = 0.5
 """Of what is wished for a first token, the wait for its turn: the rest is to compute it. Equal for
 all prompts, so that long ones are not kept out by short ones."""
@@ -31,10 +31,14 @@ SHARE_MIN: Final = 0.1
 
 
 def note_staged(core: Core, ticket: Ticket, worker: FleetWorker) -> None:
-    """A prompt is computed. One that takes too long by itself is no sign of load."""
+    """A prompt is computed. Of load it says nothing where it takes too long by itself, nor where
+    another worker, or another master, had begun it before: that one is what took the time.
+    """
     wished_s, speed = ticket.wish.first_token_s, worker.tokens_per_s
     fresh = ticket.wish.prompt_tokens - ticket.prefix_tokens
     if not wished_s or not speed or fresh / speed > wished_s:
+        return
+    if ticket.failed_prefills or not ticket.prefill_life:
         return
     first = ticket.fleet.first_tokens
     first.recent.append((core.now, (core.now - ticket.opened_s) / wished_s))
@@ -52,19 +56,20 @@ def excess_s(core: Core, worker: FleetWorker, wished_s: float) -> float:
 
 
 def _look(core: Core, fleet: Fleet) -> None:
-    """Shrink what is admitted, or let it grow, once in LOOK_S."""
+    """Shrink what is admitted, or let it grow, once in LOOK_S.
+
+    Where few requests come, what made it tight is over: it grows, but while one of them is late.
+    """
     first, now_s = fleet.first_tokens, core.now
     if now_s < first.look_at_s:
         return
     first.look_at_s = now_s + LOOK_S
     while first.recent and first.recent[0][0] < now_s - WINDOW_S:
         first.recent.popleft()
-    late = sorted(share for _, share in first.recent)
-    if 0 < len(late) < FEW:
-        return
-    if late and late[-1 - len(late) // 100] > core.tunables.first_token_over:
+    took = sorted(share for _, share in first.recent)
+    if not took or took[-1 - len(took) // 100] <= core.tunables.first_token_over:
+        first.share = min(1.0, first.share + GROWS)
+    elif len(took) >= FEW:
         first.share = max(SHARE_MIN, first.share * SHRINKS)
         first.recent.clear()  # what comes from now on says whether that was enough
         core.counters["admission_tightened"] += 1
-    else:
-        first.share = min(1.0, first.share + GROWS)

@@ -8,7 +8,7 @@ import pytest
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master import ticket_requests
-from master.tightening import LOOK_S, SHARE_MIN
+from master.tightening import FEW, GROWS, LOOK_S, SHARE_MIN, SHRINKS
 from master.tunables import Tunables
 from tests.unit.ticket_rig import Fleet
 
@@ -113,6 +113,62 @@ def test_less_is_admitted_while_first_tokens_are_late_and_slowly_more_again() ->
     tight = share(fleet)
     serve(fleet, 2 * LOOK_S, took_s=0.5)
     assert share(fleet) == pytest.approx(tight + 2 * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("took", "after"),
+    [
+        ((), 0.5 + GROWS),
+        ((1.4,), 0.5 + GROWS),
+        ((1.4,) * (FEW - 1), 0.5 + GROWS),
+        ((1.6,), 0.5),
+        ((1.6,) * (FEW - 1), 0.5),
+        ((1.4,) * (FEW - 2) + (1.6,), 0.5),
+        ((1.4,) * FEW, 0.5 + GROWS),
+        ((1.4,) * (FEW - 1) + (1.6,), 0.5 * SHRINKS),
+        ((1.6,) * FEW, 0.5 * SHRINKS),
+    ],
+)
+def test_few_first_tokens_let_it_grow_but_make_nothing_tighter(
+    took: tuple[float, ...], after: float
+) -> None:
+    fleet = fleet_of()
+    (known,) = fleet.rig.master.core.tickets.fleets
+    known.first_tokens.share = 0.5
+    known.first_tokens.recent.extend((fleet.rig.now, share) for share in took)
+    fleet.open()
+    assert share(fleet) == pytest.approx(after)
+
+
+def test_a_prompt_that_another_worker_began_is_no_sign_of_load() -> None:
+    fleet = fleet_of()
+    opened = fleet.open(fleet.wish(first_token_s=1.0))
+    fleet.begin(opened)
+    fleet.rig.pass_time(2.0)
+    fleet.join("p2", "prefill")
+    again = fleet.ask(wire.FailPrefill(opened.ticket, "p1"), wire.TicketOpened)
+    fleet.begin(again)
+    fleet.ask(fleet.stage_message(again), Done)
+    (known,) = fleet.rig.master.core.tickets.fleets
+    assert not known.first_tokens.recent
+
+
+def test_a_prompt_that_an_earlier_master_let_in_is_no_sign_of_load() -> None:
+    fleet = fleet_of()
+    opened = fleet.open(fleet.wish(first_token_s=1.0))
+    held = fleet.ticket(opened.ticket).wish
+    fleet.rig.takeover(fleet.rig.master.core.epoch + 1)
+    fleet.rig.workers["w1"].join()
+    fleet.pair()
+    presented = wire.PresentTicket(
+        opened.ticket, held.namespace, held.request, held.keys, held.prompt_tokens,
+        held.new_tokens, 0.3, 60.0, 0, opened.prefill, wire.TailRef(), (), "",
+    )  # fmt: skip
+    fleet.ask(presented, Done)
+    fleet.rig.pass_time(1.0)
+    fleet.ask(fleet.stage_message(opened), Done)
+    (known,) = fleet.rig.master.core.tickets.fleets
+    assert not known.first_tokens.recent
 
 
 def test_it_never_admits_nothing() -> None:
