@@ -15,6 +15,7 @@ from kvstore.client.calls import check_source
 from kvstore.client.locations import (
     lookup_steps,
     match_steps,
+    object_steps,
     prefetch_steps,
     probe_steps,
     remove_steps,
@@ -52,10 +53,16 @@ class AsyncKVStore(AsyncConnected):
         )
 
     async def open_opaque(
-        self, name: str, *, ttl_s: float | None = None, replicas: int = 0
+        self,
+        name: str,
+        *,
+        keep_names: bool = False,
+        ttl_s: float | None = None,
+        replicas: int = 0,
     ) -> OpenedNamespace:
         """See KVStore.open_opaque."""
-        return await self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s, replicas))
+        namespace = opaque(self.tenant, name, keeps_names=keep_names)
+        return await self._run(self._calls.open_steps(namespace, ttl_s, replicas))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """See KVStore.buffer; touching the memory takes about 0.3 ms a MiB."""
@@ -113,6 +120,7 @@ class AsyncKVStore(AsyncConnected):
         offsets: Sequence[int],
         size_bytes: int,
         *,
+        name_offsets: Sequence[int] | None = None,
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
@@ -124,7 +132,8 @@ class AsyncKVStore(AsyncConnected):
     ) -> list[PutOutcome]:
         """See KVStore.put_objects."""
         wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
-        request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
+        places = checks.object_offsets(opened, offsets, name_offsets)
+        request = self._calls.put_request(opened, names, places, size_bytes, wishes)
         return await self._put(source, request)
 
     async def _put(self, source: object, request: PutRequest) -> list[PutOutcome]:
@@ -155,6 +164,13 @@ class AsyncKVStore(AsyncConnected):
         """See KVStore.probe."""
         query = self._calls.query(opened, chain, timeout_s)
         return await self._run(probe_steps(query, self._calls.clock))
+
+    async def list_objects(
+        self, opened: OpenedNamespace, *, timeout_s: float | None = None
+    ) -> list[PageChain]:
+        """See KVStore.list_objects."""
+        deadline_s = self._calls.deadline_s(timeout_s)
+        return await self._run(object_steps(opened, deadline_s, self._calls.clock))
 
     async def prefetch(
         self,

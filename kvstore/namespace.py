@@ -92,6 +92,11 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
 
 OPAQUE_GROUP: Final = CacheGroup(Attention.OPAQUE, 0, 0, 0, 0)
 WINDOW_TOKENS_MAX: Final = 1 << 40
+NAMED_ORDER: Final = "named"
+"""Order of the parts of objects whose names are kept: the object, then its name."""
+NAME_PART: Final = 1
+NAME_PART_BYTES: Final = 1024
+"""See kvstore.page.packed_name; an extent of it takes 4 KiB."""
 TAILS: Final = "tickets"
 """Name of the namespace of tails: nothing is matched there, and nobody else stores anything."""
 
@@ -158,6 +163,16 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
         """Whether pages are named objects of any size, without prefix."""
         return is_opaque(self.content)
 
+    @cached_property
+    def keeps_names(self) -> bool:
+        """Whether each named object has its name beside it, as a part of its own."""
+        return self.is_opaque and self.layout.order == NAMED_ORDER
+
+    @cached_property
+    def parts_a_page(self) -> int:
+        """Parts that must be there for a page to be readable."""
+        return len(self.parts) or (2 if self.keeps_names else 1)
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one whole page, all parts; 0 for an opaque namespace."""
@@ -212,11 +227,12 @@ def open_layout(content: Content, layout: Layout) -> Namespace:
     return Namespace(content, layout, parts)
 
 
-def opaque(tenant: str, name: str, salt: str = "") -> Namespace:
+def opaque(tenant: str, name: str, salt: str = "", *, keeps_names: bool = False) -> Namespace:
     """A namespace of named objects of any size (Mooncake- and LMCache-style)."""
     require_text("name", name)
     content = Content(tenant, name, "", "", "opaque", (OPAQUE_GROUP,), "", salt)
-    return open_layout(content, Layout(page_tokens=1, order="opaque"))
+    order = NAMED_ORDER if keeps_names else "opaque"
+    return open_layout(content, Layout(page_tokens=1, order=order))
 
 
 def tails(tenant: str) -> Namespace:
@@ -230,14 +246,21 @@ def check_part_sizes(namespace: Namespace, parts: list[int], sizes: list[int]) -
         raise BadValue("part_bytes", len(sizes), f"one size for each of {len(parts)} parts")
     for part, size in zip(parts, sizes, strict=True):
         if namespace.is_opaque:
-            if not 0 < size <= limits.CHUNK_BYTES:
-                raise BadValue("part_bytes", size, f"1 to {limits.CHUNK_BYTES} bytes")
+            _check_object_size(namespace, part, size)
             continue
         if not 0 <= part < len(namespace.parts):
             raise BadValue("part", part, f"0 to {len(namespace.parts) - 1}")
         want = namespace.parts[part].size_bytes
         if size != want:
             raise LayoutMismatch(f"part {part}: got {size} bytes, layout gives {want} bytes")
+
+
+def _check_object_size(namespace: Namespace, part: int, size: int) -> None:
+    if namespace.keeps_names and part == NAME_PART:
+        if size != NAME_PART_BYTES:
+            raise LayoutMismatch(f"a name: got {size} bytes, want {NAME_PART_BYTES} bytes")
+    elif not 0 < size <= limits.CHUNK_BYTES:
+        raise BadValue("part_bytes", size, f"1 to {limits.CHUNK_BYTES} bytes")
 
 
 def _check_content(content: Content) -> None:

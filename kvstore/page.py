@@ -15,6 +15,7 @@ import xxhash
 
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, NamespaceId, PageKey
+from kvstore.namespace import NAME_PART_BYTES
 from kvstore.require import require
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ PAGE_TAG: Final = b"kvh1.page"
 ENGINE_TAG: Final = b"kvh1.engine"
 NAME_TAG: Final = b"kvh1.name"
 TOKEN_MAX: Final = (1 << 32) - 1
+_NAME_LENGTH: Final = struct.Struct("<H")
+NAME_BYTES_MAX: Final = NAME_PART_BYTES - _NAME_LENGTH.size
+"""Of a name that is kept."""
 
 
 def page_key(
@@ -45,6 +49,23 @@ def name_key(namespace: NamespaceId, name: bytes) -> PageKey:
     require("name", name, bytes, "bytes")
     body = struct.pack("<I", len(name)) + name
     return PageKey(hashlib.sha256(NAME_TAG + namespace + body).digest())
+
+
+def packed_name(name: bytes) -> bytes:
+    """A name as it is kept beside its object: its length, itself, zeros. BadValue: too long."""
+    require("name", name, bytes, "bytes")
+    if len(name) > NAME_BYTES_MAX:
+        raise BadValue("name", len(name), f"at most {NAME_BYTES_MAX} bytes")
+    return (_NAME_LENGTH.pack(len(name)) + name).ljust(NAME_PART_BYTES, b"\0")
+
+
+def unpacked_name(part: bytes | memoryview) -> bytes:
+    """The name in such a part; BadValue when that is none."""
+    (length,) = _NAME_LENGTH.unpack_from(part)
+    name = bytes(part[_NAME_LENGTH.size : _NAME_LENGTH.size + length])
+    if len(name) != length:
+        raise BadValue("name", length, f"at most {NAME_BYTES_MAX} bytes")
+    return name
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:

@@ -285,6 +285,10 @@ class Tree:
                         runs = []
                 yield runs
 
+    def keys_after(self, key: bytes, count: int) -> list[bytes]:
+        """The next pages in the order of their keys, whether they can be read or not."""
+        return self._index.after(key, count)
+
     def check(self) -> None:
         """Raise InvariantBroken unless index, runs and children agree (I16)."""
         runs = self.all_runs()

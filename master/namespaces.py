@@ -96,8 +96,7 @@ class Namespaces:
 def _added(
     core: Core, namespace: Namespace, ordinal: int, ttl_s: float | None, replicas: int
 ) -> KnownNamespace:
-    # An opaque object is one part until objects larger than a chunk are cut by the client.
-    tree = Tree(ordinal, max(1, len(namespace.parts)), core.expiry)
+    tree = Tree(ordinal, namespace.parts_a_page, core.expiry)
     known = KnownNamespace(namespace, ordinal, tree, ttl_s, is_durable=False, replicas=replicas)
     core.namespaces.add(known)
     return known

@@ -121,8 +121,11 @@ def _extent_bytes(known: KnownNamespace, run: Run | None) -> int:
     """What one replica of a readable page takes."""
     assert run is not None, known.ordinal
     parts = known.namespace.parts
-    sizes = [part.size_bytes for part in parts] or [run.copies[0].part_bytes]
-    return sum(map(size_class_of, sizes))
+    if parts:
+        sizes = {part.index: part.size_bytes for part in parts}
+    else:
+        sizes = {copy.part: copy.part_bytes for copy in run.copies}
+    return sum(map(size_class_of, sizes.values()))
 
 
 def _take_in_above(

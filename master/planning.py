@@ -69,8 +69,9 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
     if not message.parts or len(set(message.parts)) != len(message.parts):
         raise BadValue("parts", message.parts, "at least one part, each once")
     opaque = known.namespace.is_opaque
-    if opaque and message.parts != (0,):
-        raise BadValue("parts", message.parts, "part 0 alone for named objects")
+    if opaque and message.parts != tuple(range(known.namespace.parts_a_page)):
+        want = f"{known.namespace.parts_a_page}, all of an object in one put"
+        raise BadValue("parts", message.parts, want)
     pages = 0
     for chain in message.chains:
         if not chain.keys or len(chain.keys) % KEY_BYTES:

@@ -13,16 +13,18 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue
 from kvstore.hints import NO_HINTS
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, short
 from kvstore.replica import Tier, check_tier
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
+    ListObjects,
     Located,
     LocatedCopy,
     LocatedRun,
     Lookup,
     MatchPrefix,
+    ObjectsListed,
     Prefetch,
     Probe,
     Probed,
@@ -83,6 +85,15 @@ def probe(core: Core, caller: Caller, message: Probe) -> None:
     """Answer Probed; takes no lease and touches nothing."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
     core.reply(caller, Probed(bytes(readable_pages(core, known.tree, message.keys))))
+
+
+def list_objects(core: Core, caller: Caller, message: ListObjects) -> None:
+    """Answer ObjectsListed; takes no lease and touches nothing."""
+    known = asked_namespace(core, caller, message.namespace, message.after)
+    if not known.namespace.is_opaque:
+        raise BadValue("namespace", short(message.namespace), "an opaque one")
+    keys = known.tree.keys_after(message.after, limits.BATCH_PAGES_MAX)
+    core.reply(caller, ObjectsListed(b"".join(keys)))
 
 
 def readable_pages(core: Core, tree: Tree, keys: bytes) -> bytearray:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -70,6 +71,15 @@ class ShardedDict(Generic[V]):
     def pop(self, key: bytes) -> V:
         """Take `key` out, which is in."""
         return self.shards[key[0] & self.mask].pop(key)
+
+    def after(self, key: bytes, count: int) -> list[bytes]:
+        """The first `count` keys that are greater than `key`, in order; b"" for the beginning."""
+        found: list[bytes] = []
+        for shard in self.shards[key[0] & self.mask if key else 0 :]:
+            found += nsmallest(count - len(found), (each for each in shard if each > key))
+            if len(found) == count:
+                break
+        return found
 
     def _spread(self) -> None:
         whole = self.shards[0]

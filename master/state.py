@@ -32,6 +32,7 @@ from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
     GetStatus,
+    ListObjects,
     Lookup,
     MatchPrefix,
     Prefetch,
@@ -151,6 +152,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(Lookup, reads.lookup)
     on(Prefetch, reads.prefetch)
     on(Probe, reads.probe)
+    on(ListObjects, reads.list_objects)
     on(RenewLease, reads.renew_lease)
     on(ReportSuspect, suspects.report_suspect)
     on(Remove, removal.remove)
@@ -294,6 +296,7 @@ class MasterState:
         if owner is None:
             owner = owners[key] = Owner(key, {}, {}, {})
         owner.sessions[event.session] = None
+        self.core.tickets.gateways.came(key)
         self.core.sessions[event.session] = Session(
             event.session, event.role, event.tenant, event.name, owner, event.host
         )
@@ -313,6 +316,7 @@ class MasterState:
         if not owner.sessions:
             stopping.release_owner(core, owner)
             del core.owners[owner.key]
+            core.tickets.gateways.went(owner.key, core.now)
 
     def _tick(self) -> None:
         core = self.core
@@ -335,6 +339,7 @@ class MasterState:
         striping.look(core)
         fleet_membership.lose_silent(core)
         claims.expire(core)
+        claims.end_abandoned(core)
         routing.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
@@ -358,6 +363,7 @@ class MasterState:
             core.stripes.look_at_s,
             core.tickets.fleets.silence.next_s(),
             core.tickets.deadlines.next_s(),
+            core.tickets.gateways.away.next_s(),
             routing.next_s(core),
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),

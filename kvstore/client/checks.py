@@ -13,7 +13,7 @@ from kvstore.client.namespaces import OpenedNamespace
 from kvstore.errors import BadValue
 from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES
-from kvstore.namespace import check_part_sizes
+from kvstore.namespace import NAME_PART, NAME_PART_BYTES, check_part_sizes
 from kvstore.page import PageChain
 from kvstore.replica import check_tier
 from kvstore.require import require, require_owner, require_replicas, require_ttl
@@ -53,8 +53,21 @@ def part_size(opened: OpenedNamespace, part: int, size_bytes: int | None) -> int
             raise BadValue("part", part, f"0 to {len(namespace.parts) - 1}")
         return namespace.parts[part].size_bytes
     require("size_bytes", size_bytes, int, "a whole number")
+    if namespace.keeps_names and part == NAME_PART:
+        return NAME_PART_BYTES
     check_part_sizes(namespace, [part], [size_bytes])
     return size_bytes
+
+
+def object_offsets(
+    opened: OpenedNamespace, offsets: Sequence[int], name_offsets: Sequence[int] | None
+) -> dict[int, Sequence[int]]:
+    """Offsets by part: those of names are given where the namespace keeps them, and only there."""
+    require("opened", opened, OpenedNamespace, "what `open_opaque` returned")
+    if opened.namespace.keeps_names != (name_offsets is not None):
+        want = "one for each object" if opened.namespace.keeps_names else "None: none are kept"
+        raise BadValue("name_offsets", name_offsets, want)
+    return {0: offsets} if name_offsets is None else {0: offsets, NAME_PART: name_offsets}
 
 
 def check_put(opened: OpenedNamespace, chain: PageChain, wishes: PutWishes) -> None:
@@ -92,7 +105,7 @@ def check_query(
     """The parts that a question is about; they are some of the namespace's."""
     check_pages(opened, chain)
     require("lease", lease, bool, "True or False")
-    last = max(0, len(opened.namespace.parts) - 1)
+    last = opened.namespace.parts_a_page - 1
     want = f"a list of 0 to {last}"
     require("parts", parts, Iterable, want)
     found = tuple(parts)
@@ -155,7 +168,7 @@ def check_read(locations: Locations, part: int, offsets: Sequence[int]) -> tuple
     """At most one offset for each located page, of a part whose places were asked for."""
     _check_located(locations)
     part_number(part)
-    last = max(0, len(locations.opened.namespace.parts) - 1)
+    last = locations.opened.namespace.parts_a_page - 1
     if not 0 <= part <= last or (locations.parts and part not in locations.parts):
         raise BadValue("part", part, f"one of {locations.parts or f'0 to {last}'}")
     places = _whole(offsets)

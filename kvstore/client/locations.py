@@ -18,10 +18,12 @@ from kvstore.require import require
 from kvstore.transfer.transport import COLUMN_BYTES
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    ListObjects,
     Located,
     LocatedCopy,
     Lookup,
     MatchPrefix,
+    ObjectsListed,
     Prefetch,
     Probe,
     Probed,
@@ -120,7 +122,7 @@ class Locations(msgspec.Struct, frozen=True):
     def part_bytes(self, part: int) -> int:
         """Bytes of such a part; of named objects the largest one's, 0 when none was found."""
         parts = self.opened.namespace.parts
-        last = max(0, len(parts) - 1)
+        last = self.opened.namespace.parts_a_page - 1
         require("part", part, int, f"0 to {last}")
         if not 0 <= part <= last:
             raise BadValue("part", part, f"0 to {last}")
@@ -175,7 +177,7 @@ def _check_size(copy: LocatedCopy, namespace: Namespace) -> None:
     if parts:
         good = 0 <= copy.part < len(parts) and size == parts[copy.part].size_bytes
     else:
-        good = 0 < size <= limits.CHUNK_BYTES
+        good = 0 <= copy.part < namespace.parts_a_page and 0 < size <= limits.CHUNK_BYTES
     if not good:
         raise MalformedMessage(f"LocatedCopy: part {copy.part} of {size} bytes")
 
@@ -238,6 +240,24 @@ def prefetch_steps(query: Query, clock: Clock, tier: str = "") -> Steps[None]:
     for _, keys in batches(query.chain):
         hint = Prefetch(query.opened.namespace.id, keys, tier)
         yield from ask(hint, Done, query.deadline_s - clock.now_s())
+
+
+def object_steps(
+    opened: OpenedNamespace, deadline_s: float, clock: Clock
+) -> Steps[list[PageChain]]:
+    """The keys of all objects, in chains of a batch each."""
+    found: list[PageChain] = []
+    after = b""
+    while True:
+        question = ListObjects(opened.namespace.id, after)
+        listed = yield from ask(question, ObjectsListed, deadline_s - clock.now_s())
+        if not listed.keys:
+            return found
+        chain = PageChain(listed.keys)
+        if chain.key(0) <= after:
+            raise MalformedMessage("ObjectsListed: keys that were listed before")
+        found.append(chain)
+        after = chain.key(len(chain) - 1)
 
 
 def remove_steps(query: Query, clock: Clock) -> Steps[list[bool]]:

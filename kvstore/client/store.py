@@ -15,6 +15,7 @@ from kvstore.client.connected import Connected
 from kvstore.client.locations import (
     lookup_steps,
     match_steps,
+    object_steps,
     prefetch_steps,
     probe_steps,
     remove_steps,
@@ -63,10 +64,19 @@ class KVStore(Connected):
         return self._run(self._calls.open_steps(open_layout(content, layout), ttl_s, replicas))
 
     def open_opaque(
-        self, name: str, *, ttl_s: float | None = None, replicas: int = 0
+        self,
+        name: str,
+        *,
+        keep_names: bool = False,
+        ttl_s: float | None = None,
+        replicas: int = 0,
     ) -> OpenedNamespace:
-        """A namespace of named objects of any size, without prefix; see `put_objects`."""
-        return self._run(self._calls.open_steps(opaque(self.tenant, name), ttl_s, replicas))
+        """A namespace of named objects of any size, without prefix; see `put_objects`.
+
+        With `keep_names` the pool keeps each object's name beside it, for `list_objects`.
+        """
+        namespace = opaque(self.tenant, name, keeps_names=keep_names)
+        return self._run(self._calls.open_steps(namespace, ttl_s, replicas))
 
     def buffer(self, size_bytes: int) -> Buffer:
         """Memory that pages are put from and read into without another copy.
@@ -144,6 +154,7 @@ class KVStore(Connected):
         offsets: Sequence[int],
         size_bytes: int,
         *,
+        name_offsets: Sequence[int] | None = None,
         ttl_s: float | None = None,
         wait: bool = True,
         timeout_s: float | None = None,
@@ -153,9 +164,14 @@ class KVStore(Connected):
         strict: bool = False,
         replicas_now: bool = False,
     ) -> list[PutOutcome]:
-        """Store named objects of `size_bytes` each in an opaque namespace."""
+        """Store named objects of `size_bytes` each in an opaque namespace.
+
+        Where it keeps names, `name_offsets` says where in the source each one lies, as
+        kvstore.page.packed_name made it.
+        """
         wishes = PutWishes(ttl_s, wait, timeout_s, hints, tier, replicas, strict, replicas_now)
-        request = self._calls.put_request(opened, names, {0: offsets}, size_bytes, wishes)
+        places = checks.object_offsets(opened, offsets, name_offsets)
+        request = self._calls.put_request(opened, names, places, size_bytes, wishes)
         return self._put(source, request)
 
     def _put(self, source: object, request: PutRequest) -> list[PutOutcome]:
@@ -188,6 +204,16 @@ class KVStore(Connected):
         """Whether each page is readable now. Takes no lease and keeps nothing alive."""
         query = self._calls.query(opened, chain, timeout_s)
         return self._run(probe_steps(query, self._calls.clock))
+
+    def list_objects(
+        self, opened: OpenedNamespace, *, timeout_s: float | None = None
+    ) -> list[PageChain]:
+        """Keys of all objects of an opaque namespace, also of those that cannot be read just now.
+
+        In chains that fit one call. Where names are kept, part NAME_PART of each says its name.
+        """
+        deadline_s = self._calls.deadline_s(timeout_s)
+        return self._run(object_steps(opened, deadline_s, self._calls.clock))
 
     def prefetch(
         self,

@@ -26,7 +26,14 @@ from kvstore.namespace import (
     namespace_id,
     opaque,
 )
-from kvstore.page import PageChain, engine_key, name_key, page_key, payload_checksum
+from kvstore.page import (
+    PageChain,
+    engine_key,
+    name_key,
+    packed_name,
+    page_key,
+    payload_checksum,
+)
 from kvstore.record import Record, RecordFlag, RecordState, pack_record
 from kvstore.segment import Geometry, SegmentHeader, pack_header
 from kvstore.wire.encoding import encode
@@ -116,6 +123,8 @@ def identity_vectors() -> dict[str, str]:
         "namespace: gqa, tp 4, pp 2": namespace_id(GQA, Layout(16, 4, 2, "other", "vllm")),
         "namespace: mla": namespace_id(MLA, Layout()),
         "namespace: opaque": opaque("acme", "objects", "salt").id,
+        "namespace: opaque, with names": opaque("acme", "objects", keeps_names=True).id,
+        "kept name": packed_name("vllm@a/b é".encode()),
         "checksum: page of one byte": _u64(payload_checksum(b"a", b"k" * 32, 0)),
         "checksum: part 7": _u64(payload_checksum(bytes(range(256)) * 40, b"k" * 32, 7)),
         "record": pack_record(RECORD),

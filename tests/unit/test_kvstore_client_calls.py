@@ -19,7 +19,7 @@ from kvstore.client.outcomes import PutOutcome, Refused, RefusedReason, Stored
 from kvstore.client.steps import drive
 from kvstore.client.writes import PutWishes
 from kvstore.errors import BadValue, BufferClosed, LayoutMismatch, OutOfSpace
-from kvstore.namespace import opaque
+from kvstore.namespace import NAME_PART, NAME_PART_BYTES, opaque
 from kvstore.page import PageChain
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
@@ -103,6 +103,20 @@ def test_sizes_follow_from_the_layout_or_are_named() -> None:
         checks.part_size(objects, 0, limits.CHUNK_BYTES + 1)
     with pytest.raises(BadValue, match=r"size_bytes: got 1\.5"):
         checks.part_size(objects, 0, 1.5)  # type: ignore[arg-type]  # callers do not all check
+
+
+def test_names_are_put_where_they_are_kept_and_only_there() -> None:
+    plain = OpenedNamespace(opaque("tests", "objects"), 1)
+    named = OpenedNamespace(opaque("tests", "objects", keeps_names=True), 2)
+    assert checks.object_offsets(plain, [0], None) == {0: [0]}
+    places = checks.object_offsets(named, [0], [64])
+    assert places == {0: [0], NAME_PART: [64]}
+    request = calls().put_request(named, named.names([b"n"]), places, 50, WISHES)
+    assert [each.part_bytes for each in request.sources] == [50, NAME_PART_BYTES]
+    with pytest.raises(BadValue, match="name_offsets: got None, want one for each object"):
+        checks.object_offsets(named, [0], None)
+    with pytest.raises(BadValue, match="want None: none are kept"):
+        checks.object_offsets(plain, [0], [64])
 
 
 def test_offsets_are_whole_numbers() -> None:

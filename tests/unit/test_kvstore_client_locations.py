@@ -11,6 +11,7 @@ from kvstore.client.locations import (
     Query,
     lookup_steps,
     match_steps,
+    object_steps,
     prefetch_steps,
     probe_steps,
     remove_steps,
@@ -22,10 +23,12 @@ from kvstore.ids import KEY_BYTES
 from kvstore.page import PageChain
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    ListObjects,
     LocatedCopy,
     LocatedRun,
     Lookup,
     MatchPrefix,
+    ObjectsListed,
     Prefetch,
     Probe,
     Probed,
@@ -147,3 +150,17 @@ def test_flags_must_match_the_question() -> None:
     query = Query(SPACE, chain_of(2), script.clock.now_s() + 10)
     with pytest.raises(MalformedMessage):
         drive(probe_steps(query, script.clock), script)
+
+
+def test_objects_are_listed_until_there_are_no_more() -> None:
+    first, second = PageChain(b"".join([b"a" * 32, b"b" * 32])), PageChain(b"c" * 32)
+    script = Script().will(*(ObjectsListed(keys) for keys in (first.packed, second.packed, b"")))
+    assert drive(object_steps(SPACE, 1e9, script.clock), script) == [first, second]
+    afters = [each.after for each in script.asked if isinstance(each, ListObjects)]
+    assert afters == [b"", b"b" * 32, b"c" * 32]
+
+
+def test_a_listing_that_begins_anew_is_no_answer() -> None:
+    script = Script().will(ObjectsListed(b"b" * 32), ObjectsListed(b"a" * 32))
+    with pytest.raises(MalformedMessage, match="listed before"):
+        drive(object_steps(SPACE, 1e9, script.clock), script)

@@ -11,6 +11,8 @@ from kvstore import limits
 from kvstore.errors import BadValue, LayoutMismatch
 from kvstore.namespace import (
     DTYPE_BYTES,
+    NAME_PART,
+    NAME_PART_BYTES,
     Attention,
     CacheGroup,
     Content,
@@ -290,7 +292,20 @@ def test_opaque_objects_have_any_size_up_to_a_chunk() -> None:
     assert namespace.is_opaque
     assert namespace.parts == ()
     assert namespace.id != opaque("t", "objects", "salt").id
+    assert (namespace.keeps_names, namespace.parts_a_page) == (False, 1)
     check_part_sizes(namespace, [0, 17], [1, limits.CHUNK_BYTES])
     for size in (0, -1, limits.CHUNK_BYTES + 1):
         with pytest.raises(BadValue, match="part_bytes"):
             check_part_sizes(namespace, [0], [size])
+
+
+def test_an_object_whose_name_is_kept_has_it_for_a_second_part() -> None:
+    named = opaque("t", "objects", keeps_names=True)
+    assert named.id != opaque("t", "objects").id
+    assert (named.keeps_names, named.parts_a_page) == (True, 2)
+    check_part_sizes(named, [0, NAME_PART], [5, NAME_PART_BYTES])
+    with pytest.raises(LayoutMismatch, match="a name: got 5 bytes, want 1024 bytes"):
+        check_part_sizes(named, [0, NAME_PART], [5, 5])
+    layered = open_layout(GQA, Layout(order="named"))
+    assert not layered.keeps_names
+    assert layered.parts_a_page == len(layered.parts)

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, NamespaceId, PageKey
+from kvstore.namespace import NAME_PART_BYTES
 from kvstore.page import (
+    NAME_BYTES_MAX,
     TOKEN_MAX,
     PageChain,
     checksum_seed,
     checksum_seeds,
     engine_key,
     name_key,
+    packed_name,
     page_key,
     payload_checksum,
+    unpacked_name,
 )
 
 NAMESPACE = NamespaceId(b"n" * 32)
@@ -150,3 +154,17 @@ def test_checksums_are_bound_to_key_and_part(payload: bytes, key: bytes, part: i
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=8), st.integers(0, 1023))
 def test_the_seeds_of_a_column_are_those_of_its_keys(keys: list[bytes], part: int) -> None:
     assert checksum_seeds(b"".join(keys), part) == [checksum_seed(key, part) for key in keys]
+
+
+@given(st.binary(max_size=NAME_BYTES_MAX))
+def test_a_kept_name_is_read_as_it_was_packed(name: bytes) -> None:
+    packed = packed_name(name)
+    assert len(packed) == NAME_PART_BYTES
+    assert unpacked_name(packed) == name
+
+
+def test_a_name_that_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(BadValue, match="name: got 1023, want at most 1022"):
+        packed_name(bytes(NAME_BYTES_MAX + 1))
+    with pytest.raises(BadValue, match="name: got 65535, want at most 1022"):
+        unpacked_name(b"\xff" * NAME_PART_BYTES)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
+import msgspec
 import pytest
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
-from kvstore.namespace import Layout, open_layout
+from kvstore.namespace import NAME_PART_BYTES, Layout, opaque, open_layout
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.pins import (
     ListPins,
@@ -19,7 +20,7 @@ from kvstore.wire.messages.pins import (
     PinRow,
     UnpinPages,
 )
-from kvstore.wire.messages.puts import PutPlans
+from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 from master import pinning
 from master.tunables import Tunables
 from master.write_behind import CLOCK_EVERY_S
@@ -204,6 +205,24 @@ def test_hard_pins_count_against_the_tenants_quota() -> None:
     assert pool.pin() == b"\1" * 8, "nor does what the owner has pinned already"
     pool.unpin(KEYS[4 * KEY_BYTES :])
     assert pool.pin(OTHER[: 4 * KEY_BYTES]) == b"\1" * 4
+
+
+def test_a_pinned_object_counts_with_its_kept_name() -> None:
+    pool = Pool(chunks=16, pin_quota=0.9, watermark_high=1.0, watermark_low=0.99)
+    named = opaque(TENANT, "objects", keeps_names=True)
+    opened = pool.rig.ask(pool.rig.engine, OpenNamespace(named.content, named.layout))
+    key, sizes = chain(7, 1), (3 * PAGE, NAME_PART_BYTES)
+    put = BeginPut(bytes(16), named.id, (PutChain(ROOT_PARENT, key),), (0, 1), sizes, 5.0)
+    plans = pool.rig.ask(pool.rig.engine, put)
+    assert isinstance(plans, PutPlans)
+    assert isinstance(opened, NamespaceOpened)
+    segment, number = pool.rig.segment("w1-dram"), opened.ordinal
+    for span in plans.spans:
+        report = segment.write(number, span, key, ROOT_PARENT, sizes[span.part])
+        assert report is not None
+        pool.space.report([msgspec.structs.replace(report, token_count=1)])
+    pool.rig.ask(pool.rig.engine, PinPages(named.id, key, "o", True, 60.0))
+    assert [row.size_bytes for row in pool.listed()] == [4 * PAGE]
 
 
 def test_what_a_hard_pin_holds_above_itself_counts_too() -> None:

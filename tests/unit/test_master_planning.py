@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, epoch_of
-from kvstore.namespace import Layout, opaque, open_layout
+from kvstore.namespace import NAME_PART_BYTES, Layout, opaque, open_layout
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
@@ -172,6 +172,18 @@ def test_named_objects_have_one_part_and_no_parent(rig: Rig) -> None:
     ):
         wrong = msgspec.structs.replace(wrong, request=b"another request.")
         assert failure(rig.ask(rig.engine, wrong)).code == "bad_value"
+
+
+def test_an_object_and_its_kept_name_are_put_together(rig: Rig) -> None:
+    named = opaque(TENANT, "objects", keeps_names=True)
+    rig.ask(rig.engine, OpenNamespace(named.content, named.layout))
+    chains = PutChain(ROOT_PARENT, chain(1, 1)), PutChain(ROOT_PARENT, chain(2, 1))
+    message = BeginPut(bytes(16), named.id, chains, (0, 1), (5000, NAME_PART_BYTES), 5.0)
+    plans = rig.ask(rig.engine, message)
+    assert isinstance(plans, PutPlans)
+    assert sorted(granted(plans)) == [(0, 1, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1)]
+    alone = msgspec.structs.replace(message, parts=(0,), part_bytes=(5000,), request=b"r" * 16)
+    assert "all of an object in one put" in failure(rig.ask(rig.engine, alone)).text
 
 
 @pytest.mark.parametrize(

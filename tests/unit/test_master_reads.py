@@ -5,18 +5,24 @@ from __future__ import annotations
 import pytest
 
 from kvstore import limits
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.namespace import opaque
+from kvstore.wire.messages.namespaces import OpenNamespace
+from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 from kvstore.wire.messages.reads import (
     LeaseRenewed,
+    ListObjects,
     Located,
     LocatedCopy,
     Lookup,
     MatchPrefix,
+    ObjectsListed,
     Probe,
     RenewLease,
 )
-from master.packed import words
-from tests.unit.master_rig import OpenedNamespace, Rig, chain, failure
+from master.packed import split_keys, words
+from master.sharded import SHARD_FROM_ENTRIES, ShardedDict
+from tests.unit.master_rig import TENANT, OpenedNamespace, Rig, chain, failure
 
 KEYS = chain(1, 8)
 
@@ -262,3 +268,35 @@ def test_keys_of_another_namespace_are_misses(rig: Rig, space: OpenedNamespace) 
     other = rig.open_namespace(parts=2)
     assert other.probe(KEYS) == bytes(8)
     assert lookup(other, KEYS).runs == ()
+
+
+def test_objects_are_listed_in_the_order_of_their_keys(
+    rig: Rig, space: OpenedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = opaque(TENANT, "objects")
+    rig.ask(rig.engine, OpenNamespace(named.content, named.layout))
+    keys = [chain(seed, 1) for seed in range(6)]
+    put = BeginPut(
+        bytes(16), named.id, tuple(PutChain(ROOT_PARENT, key) for key in keys), (0,), (5000,), 5.0
+    )
+    assert isinstance(rig.ask(rig.engine, put), PutPlans)
+    monkeypatch.setattr(limits, "BATCH_PAGES_MAX", 4)
+    first = rig.ask(rig.engine, ListObjects(named.id))
+    assert isinstance(first, ObjectsListed)
+    second = rig.ask(rig.engine, ListObjects(named.id, first.keys[-KEY_BYTES:]))
+    assert isinstance(second, ObjectsListed)
+    assert split_keys(first.keys) == sorted(keys)[:4]
+    assert split_keys(second.keys) == sorted(keys)[4:]
+    assert rig.ask(rig.engine, ListObjects(named.id, max(keys))) == ObjectsListed(b"")
+    layered = rig.ask(rig.engine, ListObjects(space.id))
+    assert "want an opaque one" in failure(layered).text
+
+
+def test_listing_a_large_namespace_looks_at_one_shard_after_the_other() -> None:
+    index: ShardedDict[int] = ShardedDict()
+    keys = sorted(chain(seed, 1) for seed in range(SHARD_FROM_ENTRIES + 2))
+    index.put_all(list(reversed(keys)), 1)
+    assert len(index.shards) > 1
+    assert index.after(b"", 5) == keys[:5]
+    assert index.after(keys[4], len(keys)) == keys[5:]
+    assert index.after(keys[-1], 5) == []

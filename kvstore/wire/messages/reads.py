@@ -87,6 +87,26 @@ class Probed(Message, frozen=True, tag=52):
     present: bytes
 
 
+class ListObjects(Message, frozen=True, tag=57):
+    """The next objects of an opaque namespace, in the order of their keys -> ObjectsListed.
+
+    What stays there through all of a listing is listed once.
+    """
+
+    namespace: bytes
+    after: bytes = b""
+    """The last key that was listed; empty at the beginning."""
+
+
+class ObjectsListed(Message, frozen=True, tag=58):
+    """At most a batch of packed keys; none: there are no more.
+
+    They may be of objects that are not readable: their put is open, or their workers are away.
+    """
+
+    keys: bytes
+
+
 class RenewLease(Message, frozen=True, tag=53):
     """Lease these pages again if they still have these generations -> LeaseRenewed."""
 
