@@ -296,7 +296,6 @@ class MasterState:
         if owner is None:
             owner = owners[key] = Owner(key, {}, {}, {})
         owner.sessions[event.session] = None
-        self.core.tickets.gateways.came(key)
         self.core.sessions[event.session] = Session(
             event.session, event.role, event.tenant, event.name, owner, event.host
         )
@@ -316,7 +315,6 @@ class MasterState:
         if not owner.sessions:
             stopping.release_owner(core, owner)
             del core.owners[owner.key]
-            core.tickets.gateways.went(owner.key, core.now)
 
     def _tick(self) -> None:
         core = self.core
@@ -339,7 +337,6 @@ class MasterState:
         striping.look(core)
         fleet_membership.lose_silent(core)
         claims.expire(core)
-        claims.end_abandoned(core)
         routing.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
@@ -363,7 +360,6 @@ class MasterState:
             core.stripes.look_at_s,
             core.tickets.fleets.silence.next_s(),
             core.tickets.deadlines.next_s(),
-            core.tickets.gateways.away.next_s(),
             routing.next_s(core),
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),
