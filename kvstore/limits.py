@@ -48,6 +48,7 @@ STAGING_S: Final = 30.0
 ROUTE_AHEAD: Final = 1.0
 TICKET_S_MAX: Final = 3600.0
 TICKET_GRACE_S: Final = 3.0
+GATEWAY_LOST_AFTER_S: Final = 3.0
 
 # Pages, parts, space.
 PAGE_TOKENS: Final = 64

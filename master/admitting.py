@@ -131,6 +131,7 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
     if same is not None:
         if _content(same.wish) != _content(message):
             raise BadValue("request", message.request, "an id that no other open request has")
+        book.gateways.answers_for(caller.session.owner.key, same.id)  # it may have restarted
         core.reply(caller, opened(same))
         return
     book.require_room()
@@ -142,7 +143,7 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
     except Refused as refusal:
         _answer_refused(core, caller, refusal)
         return
-    book.add(ticket)
+    book.add(ticket, caller.session.owner.key)
     hold(core, ticket)
     core.counters["tickets_opened"] += 1
     core.reply(caller, opened(ticket))

@@ -1,11 +1,14 @@
 """A decode worker claims, installs, sheds, finishes; a gateway cancels; time ends what is left.
 
+So does the loss of a gateway: nobody else would ask for another route, or give its slot back.
+
 Only the present claim counts (I40): its token is higher than any before, and who has an older one
 is told that it is fenced.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from master.tickets import Ticket
 
 EXPIRED_PER_TICK: Final = 8
+GATEWAYS_PER_TICK: Final = 1
 
 
 def claim_ticket(core: Core, caller: Caller, message: ClaimTicket) -> None:
@@ -120,3 +124,16 @@ def expire(core: Core) -> None:
     """End tickets whose time is up."""
     for ticket in core.tickets.deadlines.take_due(core.now, EXPIRED_PER_TICK):
         change(core, ticket, TicketEvent.EXPIRED)
+
+
+def end_abandoned(core: Core) -> None:
+    """Cancel what gateways had that have gone (I43); who runs any of it hears so when it beats."""
+    gateways = core.tickets.gateways
+    for gateway in gateways.away.take_due(core.now, GATEWAYS_PER_TICK):
+        for number in list(islice(gateway.tickets, EXPIRED_PER_TICK)):
+            ticket = core.tickets.find(number)
+            assert ticket is not None, number
+            core.counters["tickets_abandoned"] += 1
+            change(core, ticket, TicketEvent.CANCELLED)
+        if gateway.tickets:
+            gateways.away.place(gateway, core.now)

@@ -57,7 +57,10 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
         core.tickets.fleets.require_room()
         if not core.pins.tickets.has_room(message.keys):
             raise OutOfSpace(f"{core.pins.tickets.pages} pages are held by tickets")
-        _take_in(core, known, wish, message, tail)
+        ticket = _taken_in(core, known, wish, message, tail)
+        core.tickets.add(ticket, caller.session.owner.key)
+        hold(core, ticket)
+        core.counters["tickets_presented"] += 1
     else:
         found = core.tickets.find(message.ticket)
         if found is not None and found.state is TicketState.PREFILLING and message.tokens:
@@ -82,9 +85,9 @@ def _is_new(core: Core, tenant: str, message: PresentTicket) -> bool:
     return True
 
 
-def _take_in(
+def _taken_in(
     core: Core, known: KnownNamespace, wish: OpenTicket, message: PresentTicket, tail: Tail | None
-) -> None:
+) -> Ticket:
     fleet = core.tickets.fleets.of(known)
     deadline_s = core.now + min(wish.deadline_s, limits.TICKET_S_MAX)
     ticket = Ticket(
@@ -100,9 +103,7 @@ def _take_in(
         ticket.state = TicketState.STAGED
     else:
         ticket.state, ticket.prefill = TicketState.PREFILLING, message.worker
-    core.tickets.add(ticket)
-    hold(core, ticket)
-    core.counters["tickets_presented"] += 1
+    return ticket
 
 
 def _expect(core: Core, fleet: Fleet, name: str) -> FleetWorker:

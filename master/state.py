@@ -296,6 +296,7 @@ class MasterState:
         if owner is None:
             owner = owners[key] = Owner(key, {}, {}, {})
         owner.sessions[event.session] = None
+        self.core.tickets.gateways.came(key)
         self.core.sessions[event.session] = Session(
             event.session, event.role, event.tenant, event.name, owner, event.host
         )
@@ -315,6 +316,7 @@ class MasterState:
         if not owner.sessions:
             stopping.release_owner(core, owner)
             del core.owners[owner.key]
+            core.tickets.gateways.went(owner.key, core.now)
 
     def _tick(self) -> None:
         core = self.core
@@ -337,6 +339,7 @@ class MasterState:
         striping.look(core)
         fleet_membership.lose_silent(core)
         claims.expire(core)
+        claims.end_abandoned(core)
         routing.look(core)
         chunk_writes.look(core)
         core.wakeup.at_s = self._next_deadline_s()
@@ -360,6 +363,7 @@ class MasterState:
             core.stripes.look_at_s,
             core.tickets.fleets.silence.next_s(),
             core.tickets.deadlines.next_s(),
+            core.tickets.gateways.away.next_s(),
             routing.next_s(core),
             chunk_writes.next_look_s(core),
             membership.next_loss_s(core),

@@ -1,4 +1,4 @@
-"""Full checks of tickets against what they take (I39 to I42). Test and idle use, as invariants."""
+"""Full checks of tickets against what they take (I39 to I43). Test and idle use, as invariants."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def check_tickets(core: Core) -> None:
         raise InvariantBroken(f"I7: {len(tickets)} tickets are open")
     for ticket in tickets:
         _check_ticket(core, ticket)
+    core.tickets.gateways.check((ticket.id for ticket in tickets), core.owners)
     _check_pins(core, tickets)
     staged = sum(ticket.staged_bytes for ticket in tickets if ticket.state in HOLDING)
     if core.tickets.staged_bytes != staged:

@@ -19,6 +19,7 @@ from kvstore.errors import OutOfSpace
 from kvstore.ids import KEY_BYTES, Epoch, generation_of
 from kvstore.wire.messages.tickets import OpenTicket, TailRef
 from master.fleets import Fleet, Fleets, FleetWorker
+from master.gateways import Gateways
 from master.namespaces import KnownNamespace
 from master.part_waits import PartWaits
 from master.sessions import Caller
@@ -26,6 +27,7 @@ from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
     from master.events import SessionId
+    from master.plans import OwnerKey
     from master.sessions import Session
 
 K = TypeVar("K", str, bytes)
@@ -247,6 +249,7 @@ class Tickets:
     def __init__(self, epoch: Epoch, staging_s: float, wakeup: Wakeup) -> None:
         """Start with none; `wakeup` hears of deadlines. One waits `staging_s` for a route."""
         self.fleets = Fleets(wakeup)
+        self.gateways = Gateways(wakeup)
         self.deadlines: Wheel[Ticket] = Wheel(GRAIN_S, wakeup)
         self.waits: Wheel[Wait] = Wheel(WAIT_GRAIN_S, wakeup)
         self.part_waits = PartWaits(wakeup)
@@ -294,8 +297,9 @@ class Tickets:
             self.to_route[fleet] = None
             self._wakeup.by(float("-inf"))
 
-    def add(self, ticket: Ticket) -> None:
-        """Take in a new one."""
+    def add(self, ticket: Ticket, gateway: OwnerKey) -> None:
+        """Take in a new one, for which that one answers."""
+        self.gateways.answers_for(gateway, ticket.id)
         self._by_id[ticket.id] = ticket
         self._by_request[ticket.tenant, ticket.wish.request] = ticket
         ticket.fleet.tickets += 1
@@ -347,6 +351,7 @@ class Tickets:
         del self._by_id[ticket.id]
         del self._by_request[ticket.tenant, ticket.wish.request]
         self.deadlines.discard(ticket)
+        self.gateways.drop(ticket.id)
         ticket.fleet.tickets -= 1
         self.look_at(ticket.fleet)
         self.fleets.drop_empty(ticket.fleet)

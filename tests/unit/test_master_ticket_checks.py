@@ -9,6 +9,7 @@ import pytest
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.wire.messages.tickets import AwaitRoute
+from master.sessions import ENGINE
 from master.ticket_checks import check_tickets
 from master.tickets import TicketState
 from tests.unit.master_rig import chain
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from master.core import Core
+    from master.plans import OwnerKey
     from master.tickets import Ticket
 
 
@@ -113,6 +115,27 @@ def tokens_wait_for_nobody(core: Core) -> None:
     staged(core).fleet.waiting_tokens += 1
 
 
+def gateway_of(core: Core) -> OwnerKey:
+    """Who has all tickets here."""
+    return next(owner for owner in core.owners if owner[0] == ENGINE)
+
+
+def nobody_answers_for_it(core: Core) -> None:
+    core.tickets.gateways.drop(staged(core).id)
+
+
+def a_gateway_has_what_has_ended(core: Core) -> None:
+    core.tickets.gateways.answers_for(gateway_of(core), 5)
+
+
+def a_gateway_is_away_for_ever(core: Core) -> None:
+    core.owners.clear()
+
+
+def who_is_there_is_given_up(core: Core) -> None:
+    core.tickets.gateways.went(gateway_of(core), core.now)
+
+
 BROKEN: dict[Callable[[Core], None], str] = {
     credit_is_kept: "I39: .* tokens of credit",
     answers_are_kept: "I39: .* tokens of answers",
@@ -132,6 +155,10 @@ BROKEN: dict[Callable[[Core], None], str] = {
     silence_is_not_heard: "I18: d1 is never given up",
     two_of_one_request: "I42",
     tokens_wait_for_nobody: "I39: .* tokens wait",
+    nobody_answers_for_it: "I43: no gateway",
+    a_gateway_has_what_has_ended: "I43: .* has ended",
+    a_gateway_is_away_for_ever: "I43: .* for ever",
+    who_is_there_is_given_up: "I43",
 }
 
 

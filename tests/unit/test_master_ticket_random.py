@@ -33,6 +33,7 @@ class TicketMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Fleet(Tunables(cluster="test", replicas=1, staging_bytes=12 * 4096))
+        self.fleet.rig.engine = self.fleet.rig.open("engine", "tenant", "engine", b"engine")
         for name in ROLES:
             self.join(name, 2000)
         self.tokens: list[int] = [0]
@@ -204,6 +205,14 @@ class TicketMachine(RuleBasedStateMachine):
         self.fleet.rig.settle()
         for name in sorted(names):
             self.say(self.fleet.beat_message(name, link=5e4))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0]))
+    def lose_the_gateway(self, seconds: float) -> None:
+        """Whose connection ends, and who comes back."""
+        rig = self.fleet.rig
+        rig.close(rig.engine)
+        rig.pass_time(seconds)
+        rig.engine = rig.open("engine", "tenant", "engine", b"engine")
 
     @rule(seed=st.integers(0, 3))
     def put_tail(self, seed: int) -> None:
