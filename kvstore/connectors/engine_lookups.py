@@ -1,0 +1,203 @@
+"""What an engine's scheduler knows of the pool for each request, answered from memory.
+
+Pure: times are told, and questions are handed to whoever asks the pool beside the scheduler. An
+answer is "not yet" while a question is out, and nothing after a deadline: the scheduler never
+waits. Asking changes nothing but the age of what is known.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DEADLINE_S: Final = 0.02
+"""A request is held back so long for the pool's answer."""
+MEMO_S: Final = 5.0
+"""An answer is asked for anew when it is older: its leases would end before a load does."""
+
+
+class Knowledge(StrEnum):
+    """What is known of one request's blocks."""
+
+    ASKED = "asked"
+    KNOWN = "known"
+    GIVEN_UP = "given_up"
+    """No answer in time, or the pool is in trouble: computed without it."""
+    FAILED = "failed"
+    """A load failed: this request never asks again, or it would for ever."""
+
+
+class News(StrEnum):
+    """What changes it."""
+
+    ANSWERED = "answered"
+    NO_ANSWER = "no_answer"
+    AGED = "aged"
+    LOAD_FAILED = "load_failed"
+
+
+NEXT: Final[dict[tuple[Knowledge, News], Knowledge]] = {
+    (Knowledge.ASKED, News.ANSWERED): Knowledge.KNOWN,
+    (Knowledge.ASKED, News.NO_ANSWER): Knowledge.GIVEN_UP,
+    (Knowledge.ASKED, News.LOAD_FAILED): Knowledge.FAILED,
+    (Knowledge.KNOWN, News.AGED): Knowledge.ASKED,
+    (Knowledge.KNOWN, News.LOAD_FAILED): Knowledge.FAILED,
+    # Late, but of use once the request is preempted; until then its saves know what is there.
+    (Knowledge.GIVEN_UP, News.ANSWERED): Knowledge.KNOWN,
+    (Knowledge.GIVEN_UP, News.NO_ANSWER): Knowledge.GIVEN_UP,
+    (Knowledge.GIVEN_UP, News.LOAD_FAILED): Knowledge.FAILED,
+    (Knowledge.FAILED, News.ANSWERED): Knowledge.FAILED,
+    (Knowledge.FAILED, News.NO_ANSWER): Knowledge.FAILED,
+    (Knowledge.FAILED, News.LOAD_FAILED): Knowledge.FAILED,
+}
+
+
+class Held(NamedTuple):
+    """What the pool holds of a request's blocks."""
+
+    leading: int
+    """Leading blocks that every group with chains has, and every rank."""
+    windows: tuple[bytes, ...] = ()
+    """For each group with a window, a byte for each of these blocks: 1 where it is there."""
+
+
+class Question(NamedTuple):
+    """Blocks of a request that somebody has to ask the pool for."""
+
+    request: str
+    number: int
+    """Which question of this process it is: answers to older ones are late."""
+    hashes: tuple[bytes, ...]
+
+
+class Answer(NamedTuple):
+    """What became of a question; None where the pool is in trouble."""
+
+    request: str
+    number: int
+    held: Held | None
+
+
+class _Known:
+    """One request's knowledge."""
+
+    __slots__ = ("asked_s", "held", "knowledge", "known_s", "number")
+
+    def __init__(self) -> None:
+        self.knowledge = Knowledge.ASKED
+        self.number = 0
+        self.asked_s = 0.0
+        self.known_s = 0.0
+        self.held: Held | None = None
+
+    def hear(self, news: News) -> None:
+        self.knowledge = NEXT[self.knowledge, news]
+
+
+class Lookups:
+    """Knowledge of all requests of one scheduler. Not thread-safe: the scheduler's thread only."""
+
+    def __init__(
+        self,
+        window_blocks: Sequence[int],
+        block_tokens: int,
+        ask: Callable[[Question], None],
+        note_late: Callable[[], None],
+    ) -> None:
+        """`window_blocks` has, for each group with a window, how many last blocks it needs."""
+        self._window_blocks = tuple(window_blocks)
+        self._block_tokens = block_tokens
+        self._ask = ask
+        self._note_late = note_late
+        self._known: dict[str, _Known] = {}
+        self._asked = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def begin(self, request: str, hashes: Sequence[bytes], now_s: float, *, hold: bool) -> None:
+        """A request has come: ask for it; without `hold` nobody waits for the answer."""
+        known = self._known[request] = _Known()
+        self._question(request, known, hashes, now_s)
+        if not hold:
+            known.hear(News.NO_ANSWER)
+
+    def hear(self, answer: Answer, now_s: float) -> None:
+        """An answer has come, for a request that may have gone, or have asked again."""
+        known = self._known.get(answer.request)
+        if known is None or known.number != answer.number:
+            return
+        if answer.held is None:
+            known.hear(News.NO_ANSWER)
+            return
+        known.held, known.known_s = answer.held, now_s
+        known.hear(News.ANSWERED)
+
+    def blocks(
+        self, request: str, hashes: Sequence[bytes], first: int, tokens: int, now_s: float
+    ) -> int | None:
+        """Blocks that can be loaded beyond the `first` that the engine has; None: ask again.
+
+        `tokens` are the request's, the last of which has to be computed.
+        """
+        known = self._known.get(request)
+        if known is None:
+            return 0
+        if known.knowledge is Knowledge.KNOWN and now_s - known.known_s > MEMO_S:
+            known.hear(News.AGED)
+            self._question(request, known, hashes, now_s)
+        if known.knowledge is Knowledge.ASKED:
+            if now_s - known.asked_s < DEADLINE_S:
+                return None
+            self._note_late()
+            known.hear(News.NO_ANSWER)
+        if known.knowledge is not Knowledge.KNOWN or known.held is None:
+            return 0
+        limit = (tokens - 1) // self._block_tokens
+        return restorable(known.held, self._window_blocks, first, limit) - first
+
+    def held(self, request: str) -> Held | None:
+        """What the pool was last found to hold, if that is known and no load contradicted it."""
+        known = self._known.get(request)
+        if known is None or known.knowledge is Knowledge.FAILED:
+            return None
+        return known.held
+
+    def load_failed(self, request: str) -> None:
+        """What was promised did not come: never ask for this request again."""
+        known = self._known.get(request)
+        if known is not None:
+            known.hear(News.LOAD_FAILED)
+
+    def end(self, request: str) -> None:
+        """The request has gone."""
+        self._known.pop(request, None)
+
+    def _question(self, request: str, known: _Known, hashes: Sequence[bytes], now_s: float) -> None:
+        self._asked += 1
+        known.number, known.asked_s = self._asked, now_s
+        self._ask(Question(request, self._asked, tuple(hashes)))
+
+
+def restorable(held: Held, window_blocks: Sequence[int], first: int, limit: int) -> int:
+    """The longest prefix, in blocks, that all groups can be brought to; `first` where none is.
+
+    Of a group with a window only its last blocks must be there; those before `first` the engine
+    has. A hole in a window makes the prefix end before the hole, or past its reach.
+    """
+    blocks = min(held.leading, limit)
+    while blocks > first:
+        hole = max(
+            (
+                flags.rfind(0, max(first, blocks - reach), blocks)
+                for flags, reach in zip(held.windows, window_blocks, strict=True)
+            ),
+            default=-1,
+        )
+        if hole < 0:
+            return blocks
+        blocks = hole
+    return first

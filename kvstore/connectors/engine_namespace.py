@@ -1,0 +1,171 @@
+"""What must be equal for two engines to share KV: the fields, the namespaces made of them.
+
+Pure, and knows no engine: adapters fill in `EngineFields`. One namespace for each cache group,
+because groups keep different blocks. A difference in any field is another namespace, so it is
+never a wrong hit; `differences` names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvstore.errors import BadValue
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UNSEEDED: Final = ""
+"""`hash_seed` of an engine that draws one at its start: nobody else can have its hashes."""
+PICKLED: Final = frozenset({"sha256"})
+"""Hashes over pickled values: equal only among interpreters that pickle alike."""
+SEED_NEEDED: Final = frozenset({"xxhash", "xxhash_cbor"})
+
+
+class EngineGroup(msgspec.Struct, frozen=True):
+    """One cache group of an engine: layers whose blocks come and go together."""
+
+    attention: Attention
+    layers: tuple[str, ...]
+    """Names, in the order in which a page has them."""
+    kv_heads: int
+    """Of the whole model, not of one rank."""
+    key_dim: int
+    value_dim: int
+    window_tokens: int = 0
+
+
+class EngineFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that changes the meaning, or the place, of an engine's KV bytes."""
+
+    engine: str
+    """Name and minor version."""
+    model: str
+    revision: str
+    tenant: str
+    kv_dtype: str
+    compute_dtype: str
+    quantization: str
+    config_digest: str
+    """Of the model's configuration, positions and windows included."""
+    hash_algorithm: str
+    hash_seed: str
+    block_tokens: int
+    tensor_parallel: int
+    block_order: str
+    """How the kernels lay a block out."""
+    groups: tuple[EngineGroup, ...]
+
+
+def check_fields(fields: EngineFields, engines: Sequence[str]) -> None:
+    """Refuse what can never share, by BadValue: unknown engines, hashes that nobody else has."""
+    if fields.engine not in engines:
+        raise BadValue("engine", fields.engine, f"one of {', '.join(engines)}")
+    if fields.hash_algorithm in SEED_NEEDED and fields.hash_seed == UNSEEDED:
+        raise BadValue(
+            "hash_seed", "a random one", "PYTHONHASHSEED set alike for all engines, or sha256_cbor"
+        )
+
+
+def warnings(fields: EngineFields) -> list[str]:
+    """What works, and yet may keep engines from sharing."""
+    if fields.hash_algorithm in PICKLED:
+        return [
+            f"{fields.hash_algorithm} hashes pickled values: engines of other Python versions may "
+            "not share; --prefix-caching-hash-algo sha256_cbor has no such limit"
+        ]
+    return []
+
+
+def namespaces(fields: EngineFields) -> tuple[Namespace, ...]:
+    """One namespace for each group, in order. BadValue names a field that is wrong."""
+    return tuple(_namespace(fields, number) for number in range(len(fields.groups)))
+
+
+def _namespace(fields: EngineFields, number: int) -> Namespace:
+    group = fields.groups[number]
+    content = Content(
+        tenant=fields.tenant,
+        model=fields.model,
+        revision=fields.revision,
+        adapter="",  # adapters are in the engine's block hashes
+        kv_dtype=fields.kv_dtype,
+        groups=(
+            CacheGroup(
+                group.attention, len(group.layers), group.kv_heads, group.key_dim,
+                group.value_dim, group.window_tokens,
+            ),
+        ),
+        position=_canonical(
+            {
+                "compute_dtype": fields.compute_dtype,
+                "config": fields.config_digest,
+                "layers": _digest(_canonical(group.layers)),
+                "quantization": fields.quantization,
+            }
+        ),
+    )  # fmt: skip
+    layout = Layout(
+        page_tokens=fields.block_tokens,
+        tensor_parallel=fields.tensor_parallel,
+        order=fields.block_order,
+        engine=(
+            f"{fields.engine} hash={fields.hash_algorithm}/{_digest(fields.hash_seed)} "
+            f"group={number}/{len(fields.groups)}"
+        ),
+    )
+    return open_layout(content, layout)
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def described(fields: EngineFields) -> dict[str, str]:
+    """Every field as text, by name; groups' by number: what `differences` compares."""
+    found = {
+        name: str(getattr(fields, name))
+        for name in EngineFields.__struct_fields__
+        if name != "groups"
+    }
+    for number, group in enumerate(fields.groups):
+        for name in EngineGroup.__struct_fields__:
+            value = getattr(group, name)
+            text = ",".join(value) if name == "layers" else str(value)
+            found[f"groups[{number}].{name}"] = text
+    return found
+
+
+def differences(ours: EngineFields, theirs: EngineFields) -> list[str]:
+    """Why two engines do not share: each field that differs, with both values."""
+    mine, yours = described(ours), described(theirs)
+    return [
+        f"{name}: {mine.get(name, '-')} here, {yours.get(name, '-')} there"
+        for name in dict.fromkeys((*mine, *yours))
+        if mine.get(name) != yours.get(name)
+    ]
+
+
+def part_of(namespace: Namespace, tensor_rank: int) -> tuple[int, bool]:
+    """The part of a page that a rank reads, and whether it is the one that writes it.
+
+    Ranks that hold the same heads, or the same latent, share a part; the first of them writes.
+    BadValue where a rank has several parts: its layers do not fit one chunk.
+    """
+    ranks = namespace.layout.tensor_parallel
+    holders = 1 + max(part.tensor_rank for part in namespace.parts)
+    if len(namespace.parts) != holders:
+        raise BadValue(
+            "block_tokens", namespace.layout.page_tokens, "so few that a rank's part fits a chunk"
+        )
+    part = tensor_rank * holders // ranks
+    is_first = tensor_rank == 0 or (tensor_rank - 1) * holders // ranks != part
+    return part, is_first

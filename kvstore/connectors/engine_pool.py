@@ -1,0 +1,209 @@
+"""The pool as an engine's connector may use it: reached lazily, and never an exception.
+
+Owns the store, the circuit breaker in front of it, and what is said of both. Trouble is a miss:
+whoever calls says what to go on with instead. A pool that is absent when the engine starts, or
+that goes away, is looked for again by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+
+from kvstore.connectors.breaker import Breaker
+from kvstore.errors import BufferClosed, KVStoreError, UnknownNamespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvstore.client.locations import Found, Locations, Match
+    from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.clock import Clock
+    from kvstore.namespace import Content, Layout, Namespace
+    from kvstore.page import PageChain
+    from kvstore.transfer.buffer import Buffer
+
+_LOG: Final = logging.getLogger("kvharbor")
+T = TypeVar("T")
+
+
+class EngineStore(Protocol):
+    """What engines' connectors need of a store; `KVStore` is one."""
+
+    def open(self, content: Content, layout: Layout) -> OpenedNamespace:
+        """Make a namespace known."""
+        ...
+
+    def buffer(self, size_bytes: int) -> Buffer:
+        """Memory that the pool's workers can reach."""
+        ...
+
+    def match_prefix(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        parts: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Match:
+        """Find and lease the longest run of leading pages."""
+        ...
+
+    def lookup(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        parts: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Found:
+        """Find and lease every page that is there."""
+        ...
+
+    def read(
+        self,
+        locations: Locations,
+        into: object,
+        offsets: Sequence[int],
+        *,
+        part: int = 0,
+        timeout_s: float | None = None,
+    ) -> list[ReadOutcome]:
+        """Copy located pages out, verified."""
+        ...
+
+    def put_parts(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        source: object,
+        offsets: Mapping[int, Sequence[int]],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """Store these parts of every page."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Reached(NamedTuple):
+    """A pool that was reached, with every namespace of the engine open there."""
+
+    store: EngineStore
+    opened: tuple[OpenedNamespace, ...]
+
+
+class EnginePool:
+    """One process's way to the pool. Thread-safe; calls may take as long as they are told to."""
+
+    def __init__(
+        self,
+        connect: Callable[[], EngineStore],
+        namespaces: Sequence[Namespace],
+        clock: Clock,
+    ) -> None:
+        """Ask nothing yet; `connect` is called by the first call, and again after a loss."""
+        self._connect = connect
+        self._namespaces = tuple(namespaces)
+        self._clock = clock
+        self._breaker = Breaker()
+        self._mutex = threading.Lock()
+        self._reaching = threading.Lock()
+        self._reached: Reached | None = None
+        self._is_closed = False
+        self.troubles = 0
+        """Calls that ended in trouble: each was a miss for somebody."""
+
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether a call would go through now; a look at it begins no try."""
+        with self._mutex:
+            return self._breaker.is_closed()
+
+    @property
+    def store(self) -> EngineStore | None:
+        """The store, if the pool was reached; asks nobody."""
+        return None if self._reached is None else self._reached.store
+
+    @property
+    def times_opened(self) -> int:
+        """How often the circuit has opened."""
+        return self._breaker.opened
+
+    def call(self, what: str, work: Callable[[Reached], T], otherwise: T) -> T:
+        """The result of `work`, or `otherwise` where the pool is not to be asked, or in trouble.
+
+        `what` names the call for whoever reads the log. Never raises.
+        """
+        with self._mutex:
+            if self._is_closed or not self._breaker.lets_through(self._clock.now_s()):
+                return otherwise
+        try:
+            result = work(self._reach())
+        except KVStoreError as error:
+            self._failed(what, error)
+            return otherwise
+        except Exception as error:  # a fault of ours must not end the engine
+            _LOG.exception("kvharbor: %s", what)
+            self._failed(what, error)
+            return otherwise
+        self._succeeded()
+        return result
+
+    def note_late(self) -> None:
+        """Somebody no longer waits for an answer; some in a row count as trouble."""
+        with self._mutex:
+            self._breaker.late(self._clock.now_s())
+
+    def close(self) -> None:
+        """End the connection; later calls are misses. Safe to repeat."""
+        with self._mutex:
+            self._is_closed = True
+        self._let_go()
+
+    def _reach(self) -> Reached:
+        """The pool with the namespaces open; one thread connects, others wait for it."""
+        with self._reaching:
+            if self._reached is None:
+                store = self._connect()
+                try:
+                    opened = tuple(store.open(n.content, n.layout) for n in self._namespaces)
+                except BaseException:
+                    store.close()
+                    raise
+                self._reached = Reached(store, opened)
+                _LOG.info("kvharbor: the pool is reached")
+            return self._reached
+
+    def _succeeded(self) -> None:
+        with self._mutex:
+            was_closed = self._breaker.is_closed()
+            self._breaker.succeeded(self._clock.now_s())
+        if not was_closed:
+            _LOG.warning("kvharbor: the pool answers again")
+
+    def _failed(self, what: str, error: Exception) -> None:
+        with self._mutex:
+            was_closed = self._breaker.is_closed()
+            self._breaker.failed(self._clock.now_s())
+            self.troubles += 1
+        if was_closed:
+            _LOG.warning(
+                "kvharbor: %s: %s; serving goes on without the pool until it is well again",
+                what, error,
+            )  # fmt: skip
+        if isinstance(error, UnknownNamespace | BufferClosed):
+            # A pool that lost its memory has come in its place: begin anew with it.
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._reaching:
+            reached, self._reached = self._reached, None
+        if reached is not None:
+            reached.store.close()

@@ -1,0 +1,143 @@
+"""The pool as an engine sees it: trouble is a miss, told once, and looked for again by itself."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from kvstore.connectors.breaker import LATE_MAX, PAUSE_MIN_S
+from kvstore.connectors.engine_pool import EnginePool, EngineStore, Reached
+from kvstore.errors import KVStoreError, Unavailable, UnknownNamespace
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, open_layout
+from tests.fake_store import FakeStore
+from tests.fakes import ManualClock
+
+if TYPE_CHECKING:
+    import pytest
+
+    from kvstore.client.namespaces import OpenedNamespace
+
+NAMESPACE = open_layout(
+    Content("t", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 4, 4),), ""), Layout(16)
+)
+
+
+class Store(FakeStore):
+    """One that tells whether it was closed, and which namespaces were opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[bytes] = []
+        self.closed = False
+
+    def open(self, content: Content, layout: Layout) -> OpenedNamespace:
+        opened = super().open(content, layout)
+        self.names.append(bytes(opened.namespace.id))
+        return opened
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    """A pool that can be absent."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.stores: list[Store] = []
+        self.absent: KVStoreError | None = None
+        self.pool = EnginePool(self._connect, [NAMESPACE], self.clock)
+
+    def _connect(self) -> EngineStore:
+        if self.absent is not None:
+            raise self.absent
+        self.stores.append(Store())
+        return cast("EngineStore", self.stores[-1])
+
+    def call(self, error: Exception | None = None) -> str:
+        def work(_: Reached) -> str:
+            if error is not None:
+                raise error
+            return "answer"
+
+        return self.pool.call("a test", work, "otherwise")
+
+
+def test_the_first_call_connects_and_opens_the_namespaces() -> None:
+    rig = Rig()
+    assert rig.pool.store is None
+    assert [rig.call(), rig.call()] == ["answer", "answer"]
+    (store,) = rig.stores
+    assert store.names == [bytes(NAMESPACE.id)]
+
+
+def test_a_pool_that_is_absent_is_a_miss_and_looked_for_again() -> None:
+    rig = Rig()
+    rig.absent = Unavailable("nobody there")
+    assert rig.call() == "otherwise"
+    rig.absent = None
+    assert rig.call() == "otherwise"  # for it is left alone for a while
+    assert not rig.pool.is_worth_asking
+    rig.clock.advance(PAUSE_MIN_S)
+    assert rig.call() == "answer"
+    assert rig.pool.is_worth_asking
+
+
+def test_trouble_is_told_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    with caplog.at_level(logging.WARNING, "kvharbor"):
+        rig.call(Unavailable("slow"))
+        for _ in range(3):
+            rig.clock.advance(60)
+            rig.call(Unavailable("slow"))
+        rig.clock.advance(60)
+        rig.call()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "kvharbor: a test: slow; serving goes on without the pool until it is well again",
+        "kvharbor: the pool answers again",
+    ]
+    assert rig.pool.troubles == 4
+    assert rig.pool.times_opened == 4
+
+
+def test_a_fault_of_ours_is_a_miss_too(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    assert rig.call(ZeroDivisionError("a bug")) == "otherwise"
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_a_pool_that_has_lost_its_memory_is_met_anew() -> None:
+    rig = Rig()
+    rig.call()
+    rig.call(UnknownNamespace("open it first"))
+    rig.clock.advance(PAUSE_MIN_S)
+    assert rig.call() == "answer"
+    first, second = rig.stores
+    assert first.closed
+    assert second.names == [bytes(NAMESPACE.id)]
+
+
+def test_a_store_whose_namespaces_cannot_be_opened_is_closed() -> None:
+    rig = Rig()
+    store = Store()
+    store.fail["open"] = Unavailable("gone")
+    rig.pool = EnginePool(lambda: cast("EngineStore", store), [NAMESPACE], rig.clock)
+    assert rig.call() == "otherwise"
+    assert store.closed
+
+
+def test_late_answers_in_a_row_leave_the_pool_alone() -> None:
+    rig = Rig()
+    for _ in range(LATE_MAX):
+        rig.pool.note_late()
+    assert rig.call() == "otherwise"
+
+
+def test_a_closed_pool_is_a_miss() -> None:
+    rig = Rig()
+    rig.call()
+    rig.pool.close()
+    rig.pool.close()
+    assert rig.call() == "otherwise"
+    assert rig.stores[0].closed
