@@ -1,8 +1,8 @@
 """Phase 1: may a request begin, and where? Everything that it will need is taken in one step.
 
-Decode credit first, then a place in a batch by when the prompt is computed, so that a finished
-prefill has a place to go; then staging, then what a hand-over costs. Who is refused holds nothing,
-and is told when to come again (I39).
+Decode credit first, for which one worker must have room, then a place in a batch by when the
+prompt is computed, so that a finished prefill has a place to go; then staging, then what a
+hand-over costs. Who is refused holds nothing, and is told when to come again (I39).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.replica import Tier
 from kvstore.require import require_text
 from kvstore.wire.messages import tickets as wire
-from master import decode_places, tightening
+from master import decode_places, room, tightening
 from master.fleet_membership import TOKENS_MAX, own_namespace
 from master.fleets import BOTH, Fleet, FleetWorker
 from master.reads import asked_namespace
@@ -71,9 +71,8 @@ class Found(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct, frozen=True):
     """What a prefill worker is chosen for."""
 
-    wish: wire.OpenTicket
+    ticket: Ticket
     found: Found
-    credit_tokens: int
     failed: tuple[tuple[str, int], ...] = ()
     """Workers that have not done it since it was opened, by name and life."""
     failed_routes: int = 0
@@ -144,6 +143,7 @@ def open_ticket(core: Core, caller: Caller, message: wire.OpenTicket) -> None:
         _answer_refused(core, caller, refusal)
         return
     book.add(ticket, caller.session.owner.key)
+    assert ticket.room is None or room.fits(ticket.room, ticket), ticket.id  # I44
     hold(core, ticket)
     core.counters["tickets_opened"] += 1
     core.reply(caller, opened(ticket))
@@ -215,7 +215,7 @@ def _admit(core: Core, fleet: Fleet, wish: wire.OpenTicket) -> Ticket:
         core.tickets.new_number(), wish, fleet.known, fleet, core.now, deadline_s, credit_tokens,
         keys=wish.keys, ready_s=core.now,
     )  # fmt: skip
-    choice = choose_prefill(core, fleet, Asked(wish, found, credit_tokens))
+    choice = choose_prefill(core, fleet, Asked(ticket, found))
     for name, value in choice.fields().items():
         setattr(ticket, name, value)
     _check_first_token(core, choice.worker, wish.first_token_s)
@@ -244,14 +244,19 @@ def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) 
         text = f"{largest} KV tokens are the most that fit a worker which has joined so far"
         raise _throttled(limits.TICKET_GRACE_S, "no_decode", text)
     if tokens > largest:
-        want = f"at most {largest - wish.prompt_tokens}: the largest decode worker has {largest}"
-        raise BadValue("new_tokens", wish.new_tokens, want)
+        field = "new_tokens" if wish.prompt_tokens < largest else "prompt_tokens"
+        room_for = largest - tokens + getattr(wish, field)
+        want = f"at most {room_for}: {tokens} in all, and the largest decode worker has {largest}"
+        raise BadValue(field, getattr(wish, field), want)
     taken, most = fleet.taken_tokens, core.tunables.decode_occupancy_max * fleet.capacity_tokens
-    if taken and taken + tokens > most:
+    over, text = taken + tokens - most, f"{taken} of {most:.0f} KV tokens are promised"
+    if not taken or over <= 0:
+        left = max(worker.open_tokens for worker in workers)
+        over, text = tokens - left, f"{left} KV tokens are the most that one worker has left"
+    if over > 0:
         step_s = max(w.beat.step_s for w in workers if w.beat is not None) or UNMEASURED_STEP_S
-        share = (taken + tokens - most) / taken
-        text = f"{taken} of {most:.0f} KV tokens are promised, {tokens} more are wanted"
-        raise _throttled(step_s * wish.new_tokens * share, "decode_occupancy", text)
+        after_s = step_s * wish.new_tokens * over / max(taken, over)
+        raise _throttled(after_s, "decode_occupancy", f"{text}, {tokens} more are wanted")
 
 
 def staging_budget(core: Core) -> int:
@@ -311,7 +316,7 @@ def _check_place(core: Core, fleet: Fleet, wish: wire.OpenTicket, choice: Choice
 
 def choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
     """A prefill worker, and whether it runs all of it. Refused: there is none."""
-    wish, found = case.wish, case.found
+    wish, found = case.ticket.wish, case.found
     able = [w for w in fleet.workers.values() if w.prefills and w.name not in wish.avoid]
     workers = [w for w in able if (w.name, w.life) not in case.failed]
     if case.failed_routes:
@@ -340,7 +345,7 @@ def choose_prefill(core: Core, fleet: Fleet, case: Asked) -> Choice:
 
 
 def _may_run_alone(worker: FleetWorker, case: Asked) -> bool:
-    return worker.wish.role == BOTH and has_room(worker, case.credit_tokens)
+    return worker.wish.role == BOTH and room.takes(worker, case.ticket)
 
 
 def name_worker(core: Core, choice: Choice) -> None:
@@ -348,11 +353,6 @@ def name_worker(core: Core, choice: Choice) -> None:
     choice.worker.given_tokens += choice.fresh_tokens
     if choice.alone is not None:
         core.counters[f"alone_{choice.alone}"] += 1
-
-
-def has_room(worker: FleetWorker, tokens: int) -> bool:
-    """Whether it can take a request with so many KV tokens."""
-    return worker.free_tokens >= tokens and worker.free_places > 0
 
 
 def _offer(worker: FleetWorker, found: Found, adapter: str) -> PrefillOffer:
@@ -375,7 +375,7 @@ def fail_prefill(core: Core, caller: Caller, message: wire.FailPrefill) -> None:
     failed = (*ticket.failed_prefills, (message.worker, ticket.prefill_life))[-AVOIDED_MAX:]
     found = find(core, ticket.known, ticket.wish.keys)
     try:
-        asked = Asked(ticket.wish, found, ticket.credit_tokens, failed)
+        asked = Asked(ticket, found, failed)
         choice = choose_prefill(core, ticket.fleet, asked)
     except Refused as refusal:
         change(core, ticket, TicketEvent.CANCELLED)

@@ -14,7 +14,7 @@ from kvstore.errors import BadValue
 from kvstore.require import require_text
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import FleetJoined, FleetNoted
-from master import roles
+from master import roles, room
 from master.fleets import PREFILL, ROLES, FleetWorker
 from master.ticket_changes import change
 from master.tickets import CLAIMS, ROUTES, TICKET_TRANSITIONS, TicketEvent, TicketState
@@ -67,6 +67,7 @@ def join_fleet(core: Core, caller: Caller, message: JoinFleet) -> None:
     worker.wish = message
     fleets.heard(worker, core.now)
     roles.joined(core, worker)
+    room.settle(core.tickets, fleet)
     core.tickets.look_at(fleet)
     times = limits.FLEET_BEAT_S, limits.FLEET_LOST_AFTER_S
     core.reply(caller, FleetJoined(worker.life, *times))
@@ -99,7 +100,8 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
     worker = core.tickets.fleets.worker(known, message.worker, message.life)
     _check_beat(message)
     core.tickets.fleets.heard(worker, core.now)
-    room = worker.decodes, worker.free_tokens, worker.free_places
+    before, turn = _open_room(worker), worker.fleet.roles.turn
+    takes = worker.decodes
     worker.beat, worker.given_tokens = message, 0
     worker.tokens_per_s = max(message.tokens_per_s, worker.tokens_per_s * SPEED_KEPT)
     fenced: list[int] = []
@@ -117,10 +119,17 @@ def fleet_beat(core: Core, caller: Caller, message: FleetBeat) -> None:
             fenced.append(each.ticket)
     worker.strange_tokens, worker.strange_tickets = strange_tokens, strange_tickets
     _end_missing(core, worker, named)
-    if (worker.decodes, worker.free_tokens, worker.free_places) != room:
-        core.tickets.look_at(worker.fleet)
     roles.look(core, worker.fleet)
+    if worker.decodes != takes or worker.fleet.roles.turn is not turn:
+        room.settle(core.tickets, worker.fleet)
+    if _open_room(worker) != before:
+        core.tickets.look_at(worker.fleet)
     core.reply(caller, FleetNoted(tuple(fenced), worker.wanted_role))
+
+
+def _open_room(worker: FleetWorker) -> tuple[bool, int, int]:
+    """What it has for tickets that wait."""
+    return worker.decodes, worker.free_tokens, worker.free_places
 
 
 def _runs(ticket: Ticket, worker: FleetWorker, each: Running) -> bool:
@@ -195,7 +204,11 @@ def lose_silent(core: Core) -> None:
 
 
 def lose(core: Core, worker: FleetWorker) -> None:
-    """It has nothing any more (I41): its tickets are routed anew, or computed by somebody else."""
+    """It has nothing any more (I41): its tickets are routed anew, or computed by somebody else.
+
+    Those of which somebody may be reading the answer find room before those that it was kept for.
+    """
+    core.tickets.fleets.take_out(worker)
     for number in list(worker.tickets):
         ticket = core.tickets.find(number)
         assert ticket is not None, number
@@ -204,7 +217,7 @@ def lose(core: Core, worker: FleetWorker) -> None:
         else:  # it was to run all of it: others would have to stage it
             event, staged = TicketEvent.PREFILL_FAILED, ticket.staging()
             change(core, ticket, event, slot=None, alone="", staged_bytes=staged)
-    core.tickets.fleets.take_out(worker)
+    room.keep_anew(core.tickets, worker.kept)
 
 
 def unroute(

@@ -59,6 +59,10 @@ class FleetWorker(msgspec.Struct, eq=False):
     """First pages of the prompts that have a slot on it."""
     tickets: dict[int, None] = {}
     """Those that have a slot on it, by id."""
+    kept: dict[int, int] = {}
+    """Tokens that are kept here for others, by id, in the order in which they came."""
+    kept_tokens: int = 0
+    """Of those, together."""
     bucket: int = NOWHERE
 
     @property
@@ -95,6 +99,11 @@ class FleetWorker(msgspec.Struct, eq=False):
     def free_tokens(self) -> int:
         """Credit that it can still take; negative where outputs were longer than expected."""
         return self.wish.capacity_tokens - self.used_tokens - self.strange_tokens
+
+    @property
+    def open_tokens(self) -> int:
+        """Of those, what is kept for nobody; negative where somebody waits for room here."""
+        return self.free_tokens - self.kept_tokens
 
     @property
     def free_places(self) -> int:
@@ -168,6 +177,8 @@ class Fleet(msgspec.Struct, eq=False):
     """Tickets that want a decode worker, by id, in the order in which they came to wait."""
     waiting_tokens: int = 0
     """Credit of those."""
+    roomless: dict[int, None] = {}
+    """Tickets without a slot that no worker could hold if it had nothing else, by id."""
     roles: Roles = msgspec.field(default_factory=Roles)
     first_tokens: FirstTokens = msgspec.field(default_factory=FirstTokens)
     pace: Pace = msgspec.field(default_factory=Pace)

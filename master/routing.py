@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.tickets import AwaitRoute, TicketRouted
-from master.admitting import find, has_room
+from master import room
+from master.admitting import find
 from master.fleet_membership import unroute
 from master.seconds import check_seconds
 from master.ticket_changes import change, require_ticket
@@ -94,33 +95,27 @@ def next_s(core: Core) -> float:
 
 
 def _route_some(core: Core, fleet: Fleet, most: int) -> int:
-    """How many of the first tickets that wait got a worker.
-
-    The first one that finds no room has a worker kept for it, so that room gathers there: those
-    that want less, and come later, would take whatever becomes free, and it starved.
-    """
-    workers = [worker for worker in fleet.decoders() if has_room(worker, 1)]
+    """How many of the first tickets that wait got a worker."""
+    workers = [w for w in fleet.decoders() if w.free_places > 0 and w.free_tokens > 0]
     if not workers:
         return 0
-    routed, kept = 0, None
+    routed = 0
     too_much: dict[str, int] = {}
     for ticket in _in_turn(core, fleet, too_much):
-        if routed == most or not workers:
+        if routed == most:
             break
         if _route(core, ticket, workers):
             routed += 1
-            continue
-        too_much[ticket.wish.adapter] = _credit(ticket)
-        if kept is None:
-            kept = _roomiest(ticket)
-            workers = [worker for worker in workers if worker is not kept]
+        else:
+            too_much[ticket.wish.adapter] = room.needed_tokens(ticket)
     return routed
 
 
 def _in_turn(core: Core, fleet: Fleet, too_much: dict[str, int]) -> Iterator[Ticket]:
     """Those that wait, some after the others: whom nobody can take holds up none behind.
 
-    Nor takes it much time: who wants as much as found no room, by its adapter, is left out (I27).
+    Nor takes it much time: who wants as much as found no room, by its adapter, is left out, unless
+    it has room of its own (I27).
     """
     policy = core.decode_routing.policy
     waiting = list(islice(fleet.waiting, LOOKED_AT_MAX))
@@ -134,14 +129,9 @@ def _in_turn(core: Core, fleet: Fleet, too_much: dict[str, int]) -> Iterator[Tic
 
 
 def _may_fit(ticket: Ticket, too_much: dict[str, int]) -> bool:
-    return _credit(ticket) < too_much.get(ticket.wish.adapter, inf)
-
-
-def _roomiest(ticket: Ticket) -> FleetWorker | None:
-    """Of those that could hold it if they had nothing else."""
-    decoders = ticket.fleet.decoders(ticket.wish.adapter)
-    able = [each for each in decoders if each.wish.capacity_tokens >= _credit(ticket)]
-    return max(able, key=lambda each: (each.free_tokens, each.name), default=None)
+    if room.needed_tokens(ticket) < too_much.get(ticket.wish.adapter, inf):
+        return True
+    return ticket.room is not None and room.takes(ticket.room, ticket)
 
 
 def _maker(ticket: Ticket) -> Place:
@@ -176,7 +166,11 @@ def _route(core: Core, ticket: Ticket, workers: list[FleetWorker]) -> bool:
     if at is None:
         return False
     route = core.tickets.new_number()
-    place = {"slot": candidates[at], "host": wish.place.host, "credit_tokens": _credit(ticket)}
+    place = {
+        "slot": candidates[at],
+        "host": wish.place.host,
+        "credit_tokens": room.needed_tokens(ticket),
+    }
     place |= {"route": route, "routes": ticket.routes + 1, "routed_s": core.now}
     change(core, ticket, TicketEvent.ROUTED, **place)
     if ticket.wait is not None:
@@ -184,15 +178,9 @@ def _route(core: Core, ticket: Ticket, workers: list[FleetWorker]) -> bool:
     return True
 
 
-def _credit(ticket: Ticket) -> int:
-    """At least one token more than it has: it is to generate."""
-    return max(ticket.credit_tokens, ticket.kv_tokens + 1)
-
-
 def _candidates(ticket: Ticket, workers: list[FleetWorker]) -> list[FleetWorker]:
     """Those with its adapter and room; who has failed it only where nobody else has."""
-    tokens, adapter = _credit(ticket), ticket.wish.adapter
-    fitting = [each for each in workers if each.has(adapter) and has_room(each, tokens)]
+    fitting = [worker for worker in workers if room.takes(worker, ticket)]
     return [w for w in fitting if w.name not in ticket.failed] or fitting
 
 

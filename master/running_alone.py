@@ -36,7 +36,7 @@ def run_alone(core: Core, caller: Caller, message: RunAlone) -> None:
         unroute(core, ticket)
     require(ticket, TicketEvent.ALONE)
     found, failures = find(core, ticket.known, ticket.wish.keys), ticket.routes - ticket.sheds
-    asked = Asked(ticket.wish, found, ticket.credit_tokens, failed_routes=failures)
+    asked = Asked(ticket, found, failed_routes=failures)
     choice = _choose_alone(core, ticket, asked)
     values: dict[str, object] = {"keys": ticket.wish.keys, "tail": None, "tokens": ()}
     values |= {"staged_bytes": 0, "is_nearly_done": False}

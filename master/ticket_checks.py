@@ -1,4 +1,4 @@
-"""Full checks of tickets against what they take (I39 to I43). Test and idle use, as invariants."""
+"""Full checks of tickets against what they take (I39 to I44). Test and idle use, as invariants."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.ids import KEY_BYTES
+from master import room
 from master.packed import split_keys
 from master.tickets import CLAIMS, HOLDING, LIVE, MOVING, ROUTES, TicketState
 from master.wheel import NOWHERE
@@ -90,6 +91,7 @@ def _check_fleet(fleet: Fleet, tickets: list[Ticket]) -> None:
     waiting = sum(ticket.credit_tokens for ticket in tickets if ticket.wants_route)
     if fleet.waiting_tokens != waiting:
         raise InvariantBroken(f"I39: {fleet.waiting_tokens} tokens wait, not {waiting}")
+    room.check(fleet, tickets)
     for worker in fleet.workers.values():
         mine = [ticket for ticket in tickets if ticket.slot is worker]
         counted = worker.used_tokens, worker.link_bytes, set(worker.tickets)

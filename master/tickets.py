@@ -18,6 +18,7 @@ from kvstore import limits
 from kvstore.errors import OutOfSpace
 from kvstore.ids import KEY_BYTES, Epoch, generation_of
 from kvstore.wire.messages.tickets import OpenTicket, TailRef
+from master import room
 from master.fleets import Fleet, Fleets, FleetWorker
 from master.gateways import Gateways
 from master.namespaces import KnownNamespace
@@ -188,6 +189,8 @@ class Ticket(msgspec.Struct, eq=False):
     alone: str = ""
     slot: FleetWorker | None = None
     """The decode worker that has a slot for it."""
+    room: FleetWorker | None = None
+    """Where room is kept for it until then; changed by master.room alone."""
     host: str = ""
     """Where most of its pages lay when it was routed."""
     route: int = 0
@@ -308,6 +311,7 @@ class Tickets:
     def enter(self, ticket: Ticket) -> None:
         """It counts for what it is."""
         self._count(ticket, 1)
+        room.keep(ticket, wanted=ticket.state in LIVE and ticket.slot is None)
         if ticket.state not in LIVE:
             self._forget(ticket)
             return

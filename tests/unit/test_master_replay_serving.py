@@ -130,13 +130,15 @@ def test_pages_that_found_no_room_are_computed_again_by_who_goes_on() -> None:
     assert served.done_s - served.first_s == pytest.approx(0.401 + 0.2 + 0.02, abs=0.01)
 
 
-def test_what_finds_no_decode_worker_in_time_expires() -> None:
+def test_what_no_decode_worker_has_room_for_is_asked_for_later() -> None:
     # There is credit for the third, but no worker has so much of it.
     shape = msgspec.structs.replace(PAIR, decodes=2, capacity_tokens=1000)
     requests = [(0.0, 100, (page,), new_tokens) for page, new_tokens in enumerate((460, 460, 380))]
-    report = served_by(shape, *requests, staging_s=2.0)
-    assert [each.failure for each in report.served] == ["", "", "unknown_ticket"]
-    assert report.counters["tickets_expired"] == 1
+    demand = Demand(trace_of(*requests), patience_s=60.0)
+    report = replay_serving(demand, shape, {"staging_s": 2.0})
+    assert [each.failure for each in report.served] == ["", "", ""]
+    assert {each.reason for each in report.served[2].throttles} == {"decode_occupancy"}
+    assert "tickets_expired" not in report.counters
 
 
 def test_what_finds_no_place_in_a_batch_in_time_is_asked_for_later() -> None:

@@ -123,7 +123,7 @@ def test_who_wants_much_does_not_starve_behind_those_that_want_little() -> None:
     ))  # fmt: skip
     fleet.join("p1", "prefill")
     for name in ("d1", "d2"):
-        fleet.join(name, capacity=1000)
+        fleet.join(name, capacity=2000)
 
     def staged(tokens: int) -> int:
         return fleet.stage(fleet.wish(pages=0, behind=60, new_tokens=tokens - 60)).ticket
@@ -132,6 +132,8 @@ def test_who_wants_much_does_not_starve_behind_those_that_want_little() -> None:
     on = {fleet.route(ticket).decode: ticket for ticket in first}
     assert set(on) == {"d1", "d2"}
     large = staged(750)
+    for name in ("d1", "d2"):
+        fleet.join(name, capacity=1000)
     (filled,) = {fleet.route(staged(260)).decode for _ in range(2)}
     assert fleet.ticket(large).state is TicketState.STAGED
     (kept,) = {"d1", "d2"} - {filled}
@@ -180,12 +182,18 @@ def test_no_more_is_tried_for_those_that_want_as_much_as_found_no_room(
     fleet = Fleet(Tunables("test", replicas=1, colocation="never", decode_occupancy_max=1.0))
     fleet.join("p1", "prefill", adapters=("lora",))
     names = [f"d{number}" for number in range(8)]
-    for name in names:
-        fleet.join(name, capacity=2000, batch=8, adapters=("lora",))
+
+    def hold(capacity: int) -> None:
+        for name in names:
+            fleet.join(name, capacity=capacity, batch=8, adapters=("lora",))
+
+    hold(2000)
     for _ in names:
         fleet.route(fleet.stage(fleet.wish(pages=0, new_tokens=1500)).ticket)
+    hold(4000)
     for new_tokens, adapter in ((600, ""), (601, ""), (600, "lora"), (600, ""), (400, "")):
         fleet.stage(fleet.wish(pages=0, new_tokens=new_tokens, adapter=adapter))
+    hold(2000)  # each has 490 left
     tried: list[int] = []
 
     def candidates(ticket: Ticket, workers: list[FleetWorker]) -> list[FleetWorker]:

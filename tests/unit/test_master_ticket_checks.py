@@ -9,6 +9,7 @@ import pytest
 from kvstore import limits
 from kvstore.errors import InvariantBroken
 from kvstore.wire.messages.tickets import AwaitRoute
+from master import room
 from master.sessions import ENGINE
 from master.ticket_checks import check_tickets
 from master.tickets import TicketState
@@ -115,6 +116,25 @@ def tokens_wait_for_nobody(core: Core) -> None:
     staged(core).fleet.waiting_tokens += 1
 
 
+def no_room_is_kept(core: Core) -> None:
+    room.let_go(staged(core))
+
+
+def room_is_kept_for_nobody(core: Core) -> None:
+    (fleet,) = core.tickets.fleets
+    fleet.workers["d1"].kept[5] = 1
+
+
+def room_is_miscounted(core: Core) -> None:
+    (fleet,) = core.tickets.fleets
+    fleet.workers["d1"].kept_tokens += 1
+
+
+def room_where_it_cannot_be(core: Core) -> None:
+    room.let_go(staged(core))
+    staged(core).fleet.roomless[staged(core).id] = None
+
+
 def gateway_of(core: Core) -> OwnerKey:
     """Who has all tickets here."""
     return next(owner for owner in core.owners if owner[0] == ENGINE)
@@ -155,6 +175,10 @@ BROKEN: dict[Callable[[Core], None], str] = {
     silence_is_not_heard: "I18: d1 is never given up",
     two_of_one_request: "I42",
     tokens_wait_for_nobody: "I39: .* tokens wait",
+    no_room_is_kept: "I44: no room",
+    room_is_kept_for_nobody: "I44: d1 keeps",
+    room_is_miscounted: "I44: d1 keeps",
+    room_where_it_cannot_be: "I44: no room",
     nobody_answers_for_it: "I43: no gateway",
     a_gateway_has_what_has_ended: "I43: .* has ended",
     a_gateway_is_away_for_ever: "I43: .* for ever",

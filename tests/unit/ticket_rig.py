@@ -214,7 +214,8 @@ class Fleet:
         assert core.pins.tickets.pages == 0
         for fleet in book.fleets:
             assert (fleet.credit_tokens, fleet.tickets, fleet.waiting) == (0, 0, {})
-            assert fleet.waiting_tokens == 0
+            assert (fleet.waiting_tokens, fleet.roomless) == (0, {})
             for worker in fleet.workers.values():
                 held = worker.used_tokens, worker.link_bytes, worker.tickets, worker.prefixes
                 assert held == (0, 0, {}, {})
+                assert (worker.kept, worker.kept_tokens) == ({}, 0)

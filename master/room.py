@@ -1,0 +1,119 @@
+"""Room for what a ticket was promised: kept on one decode worker until it has a slot on any.
+
+That a fleet has so many KV tokens free helps nobody if no worker of it has: a finished prefill is
+to find a place to go. So whoever is admitted has room kept for it where least would be left free,
+in order that those that want much find some, too. It binds nobody: a worker is chosen by what each
+has once the prompt is computed, and may be any with room that is kept for nobody else.
+
+Those who have room kept on one worker have it in the order in which they came. Where nobody has
+enough, as after a loss, a ticket is kept behind the others where most is free: what comes free
+there gathers for it, and those that want less, and come later, do not take it first. Must not know
+of places in batches beyond whether there is one, nor of prompts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.errors import InvariantBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from master.fleets import Fleet, FleetWorker
+    from master.tickets import Ticket, Tickets
+
+
+def needed_tokens(ticket: Ticket) -> int:
+    """What it takes on a worker: at least one token more than it has, as it is to generate."""
+    return max(ticket.credit_tokens, ticket.kv_tokens + 1)
+
+
+def fits(worker: FleetWorker, ticket: Ticket) -> bool:
+    """Whether so much is free there beside slots, and beside what is kept for others (I44): for
+    those that came before it, where room is kept for it, else for all.
+    """
+    if ticket.room is not worker:
+        return worker.open_tokens >= needed_tokens(ticket)
+    ahead = 0
+    for number, tokens in worker.kept.items():
+        if number == ticket.id:
+            break
+        ahead += tokens
+    return worker.free_tokens - ahead >= needed_tokens(ticket)
+
+
+def takes(worker: FleetWorker, ticket: Ticket) -> bool:
+    """Whether it can have a slot there now."""
+    return worker.free_places > 0 and worker.has(ticket.wish.adapter) and fits(worker, ticket)
+
+
+def keep(ticket: Ticket, *, wanted: bool) -> None:
+    """Where it is wanted: as before, if that is still possible, else wherever it is best."""
+    before = ticket.room
+    if before is not None and not (wanted and could_hold(before, ticket)):
+        let_go(ticket)
+    ticket.fleet.roomless.pop(ticket.id, None)
+    if not wanted:
+        return
+    worker = ticket.room or _best(ticket)
+    if worker is None:
+        ticket.fleet.roomless[ticket.id] = None
+        return
+    tokens = needed_tokens(ticket)
+    worker.kept_tokens += tokens - worker.kept.get(ticket.id, 0)
+    worker.kept[ticket.id] = tokens
+    ticket.room = worker
+
+
+def let_go(ticket: Ticket) -> None:
+    """It needs none any more, or not there."""
+    if ticket.room is not None:
+        ticket.room.kept_tokens -= ticket.room.kept.pop(ticket.id)
+        ticket.room = None
+
+
+def could_hold(worker: FleetWorker, ticket: Ticket) -> bool:
+    """Whether it could if it had nothing else."""
+    is_member = ticket.fleet.workers.get(worker.name) is worker and worker.decodes
+    is_large_enough = worker.wish.capacity_tokens >= needed_tokens(ticket)
+    return is_member and is_large_enough and worker.has(ticket.wish.adapter)
+
+
+def _best(ticket: Ticket) -> FleetWorker | None:
+    """Where least is left free, of those that did not fail it; else where it fits the soonest."""
+    tokens = needed_tokens(ticket)
+    able = [each for each in ticket.fleet.decoders() if could_hold(each, ticket)]
+    fitting = [each for each in able if each.open_tokens >= tokens]
+    if fitting:
+        return min(fitting, key=lambda w: (w.name in ticket.failed, w.open_tokens, w.name))
+    return max(able, key=lambda worker: (worker.open_tokens, worker.name), default=None)
+
+
+def settle(book: Tickets, fleet: Fleet) -> None:
+    """Somebody takes requests now, or does so no longer."""
+    kept = [number for worker in fleet.workers.values() for number in worker.kept]
+    keep_anew(book, [*fleet.roomless, *kept])
+
+
+def keep_anew(book: Tickets, numbers: Iterable[int]) -> None:
+    """Room of these, where it is no longer possible as it was."""
+    for number in list(numbers):
+        ticket = book.find(number)
+        assert ticket is not None, number
+        keep(ticket, wanted=True)
+
+
+def check(fleet: Fleet, tickets: list[Ticket]) -> None:
+    """I44: InvariantBroken unless each of these has room where it could have any, and no other."""
+    wanting = [ticket for ticket in tickets if ticket.slot is None]
+    for ticket in wanting:
+        room = ticket.room
+        is_kept = room is not None and ticket.id in room.kept and could_hold(room, ticket)
+        could = any(could_hold(worker, ticket) for worker in fleet.workers.values())
+        if is_kept != could or (ticket.id in fleet.roomless) == could:
+            raise InvariantBroken(f"I44: no room is kept for ticket {ticket.id}")
+    for worker in fleet.workers.values():
+        mine = {ticket.id: needed_tokens(ticket) for ticket in wanting if ticket.room is worker}
+        if worker.kept != mine or worker.kept_tokens != sum(mine.values()):
+            raise InvariantBroken(f"I44: {worker.name} keeps {worker.kept}, not {mine}")
