@@ -16,6 +16,7 @@ import typer
 from kvstore import limits
 from kvstore.cli import (
     masters,
+    mooncake,
     output,
     pins,
     places,
@@ -110,6 +111,7 @@ for shown in (relocation.drain, relocation.copy, relocation.move, relocation.reb
 app.command()(relocation.undrain)
 app.command()(relocation.relocations)
 app.command(epilog=plan.EXAMPLE)(plan.plan)
+app.command(epilog=mooncake.EXAMPLE)(mooncake.mooncake_shim)
 
 
 @app.callback()
