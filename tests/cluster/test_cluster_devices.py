@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,76 +39,95 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     remove_segments(folder)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(scope="module", params=DEVICES)
 def lent(request: pytest.FixtureRequest) -> str:
     """The option that lends a device."""
     return f"--hbm={device_named(request.param).name}:64MiB"
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each transport that we offer; the tests of one follow each other, on one pool."""
+    return str(request.param)
+
+
+only_shm = pytest.mark.parametrize("transport", ["shm"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def lending(transport: str, lent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A pool that lends the device and offers the transport, for the tests that only use it."""
+    folder = tmp_path_factory.mktemp("lending") / "pool"
+    with Up(folder, *offering(transport, lent, folder)) as up:
+        yield up
+    remove_segments(folder)
+
+
+@pytest.fixture
+def pages(lending: Up, transport: str, request: pytest.FixtureRequest) -> Iterator[Pages]:
+    """A store on that pool, and a namespace that no other test uses."""
+    with Pages(lending.master, transport, request.node.nodeid) as made:
+        yield made
 
 
 def offering(transport: str, lent: str, data_dir: Path) -> list[str]:
     """The options of a pool that lends a device and offers this transport."""
     if transport != "mooncake":
         return [lent]
-    served_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
+    served_device(named(lent))
     return [lent, every_transport(data_dir)]
 
 
-def sealed_bytes(pages: Pages) -> dict[str, int]:
+def named(lent: str) -> str:
+    """The device that the option lends."""
+    return lent.removeprefix("--hbm=").removesuffix(":64MiB")
+
+
+def sealed_bytes(pages: Pages) -> Counter[str]:
     """Bytes of readable pages, by tier."""
-    return {each.tier: each.sealed_bytes for each in pages.store.stat().segments}
+    return Counter({each.tier: each.sealed_bytes for each in pages.store.stat().segments})
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_pages_are_put_on_a_device_and_read(data_dir: Path, lent: str, transport: str) -> None:
-    with (
-        Up(data_dir, *offering(transport, lent, data_dir)) as up,
-        Pages(up.master, transport, "devices") as pages,
-    ):
-        opened = pages.open()
-        asked, usual = opened.chain(range(64)), opened.chain(range(100, 132))
-        assert pages.put(opened, asked, tier="hbm") == [Stored()] * 16
-        pages.store_all(opened, usual)
-        assert sealed_bytes(pages) == {"hbm": 1 << 20, "dram": 1 << 19}
-        pages.assert_readable(opened, asked)
-        with pages.store.views(pages.store.match_prefix(opened, asked)) as views:
-            assert views == [Miss(MissReason.UNREACHABLE)] * 16
-        assert pages.store.remove(opened, asked) == [True] * 16
-        assert pages.store.probe(opened, asked) == [False] * 16
+def test_pages_are_put_on_a_device_and_read(pages: Pages) -> None:
+    opened = pages.open()
+    asked, usual = opened.chain(range(64)), opened.chain(range(100, 132))
+    before = sealed_bytes(pages)
+    assert pages.put(opened, asked, tier="hbm") == [Stored()] * 16
+    pages.store_all(opened, usual)
+    assert sealed_bytes(pages) - before == {"hbm": 1 << 20, "dram": 1 << 19}
+    pages.assert_readable(opened, asked)
+    with pages.store.views(pages.store.match_prefix(opened, asked)) as views:
+        assert views == [Miss(MissReason.UNREACHABLE)] * 16
+    assert pages.store.remove(opened, asked) == [True] * 16
+    assert pages.store.probe(opened, asked) == [False] * 16
 
 
 @pytest.mark.parametrize("tier", ["hbm", "dram"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_pages_go_from_a_tensor_to_the_pool_and_back(
-    data_dir: Path, lent: str, transport: str, tier: str
-) -> None:
-    device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
-    with (
-        Up(data_dir, *offering(transport, lent, data_dir)) as up,
-        Pages(up.master, transport, "devices") as pages,
-    ):
-        opened = pages.open()
-        chain, places = opened.chain(range(64)), [SIZE * i for i in reversed(range(16))]
-        data = b"".join(payload(key, 0, SIZE) for key in reversed(list(chain)))
-        source = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-        block = device_block(source)
-        assert pages.store.put(opened, chain, block, places, tier=tier) == [Stored()] * 16
-        assert sealed_bytes(pages)[tier] == 1 << 20
-        pages.assert_readable(opened, chain)
-        into = torch.full_like(source, 7)
-        match = pages.store.match_prefix(opened, chain)
-        assert pages.store.read(match, device_block(into), places) == [Hit()] * 16
-        assert torch.equal(into, source)
+def test_pages_go_from_a_tensor_to_the_pool_and_back(pages: Pages, lent: str, tier: str) -> None:
+    opened = pages.open()
+    chain, places = opened.chain(range(64)), [SIZE * i for i in reversed(range(16))]
+    data = b"".join(payload(key, 0, SIZE) for key in reversed(list(chain)))
+    source = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(named(lent))
+    before = sealed_bytes(pages)
+    assert (
+        pages.store.put(opened, chain, device_block(source), places, tier=tier) == [Stored()] * 16
+    )
+    assert sealed_bytes(pages) - before == {tier: 1 << 20}
+    pages.assert_readable(opened, chain)
+    into = torch.full_like(source, 7)
+    match = pages.store.match_prefix(opened, chain)
+    assert pages.store.read(match, device_block(into), places) == [Hit()] * 16
+    assert torch.equal(into, source)
 
 
-def test_asyncio_programs_use_tensors_too(data_dir: Path, lent: str) -> None:
-    device = lent.removeprefix("--hbm=").removesuffix(":64MiB")
-
-    async def both_ways(master: str, opened: OpenedNamespace) -> None:
+@only_shm
+def test_asyncio_programs_use_tensors_too(lending: Up, pages: Pages, lent: str) -> None:
+    async def both_ways(opened: OpenedNamespace) -> None:
         chain, places = opened.chain(range(16)), range(0, 4 * SIZE, SIZE)
         data = bytearray(b"".join(payload(key, 0, SIZE) for key in chain))
-        source = torch.frombuffer(data, dtype=torch.uint8).to(device)
+        source = torch.frombuffer(data, dtype=torch.uint8).to(named(lent))
         into = torch.full_like(source, 7)
-        async with await AsyncKVStore.connect(master) as store:
+        async with await AsyncKVStore.connect(lending.master) as store:
             put = await store.put(opened, chain, device_block(source), places, tier="hbm")
             assert put == [Stored()] * 4
             await store.prefetch(opened, chain, tier="hbm")
@@ -115,30 +135,29 @@ def test_asyncio_programs_use_tensors_too(data_dir: Path, lent: str) -> None:
             assert await store.read(match, device_block(into), places) == [Hit()] * 4
         assert torch.equal(into, source)
 
-    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
-        asyncio.run(both_ways(up.master, pages.open()))
+    asyncio.run(both_ways(pages.open()))
 
 
+@only_shm
 @pytest.mark.parametrize("tier", ["hbm", "dram"])
 def test_memory_of_the_device_that_others_can_open_is_pulled_from(
-    data_dir: Path, lent: str, tier: str
+    pages: Pages, lent: str, tier: str
 ) -> None:
-    device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
-    with Up(data_dir, lent) as up, Pages(up.master, "shm", "devices") as pages:
-        opened = pages.open()
-        chain, places = opened.chain(range(64)), range(0, 16 * SIZE, SIZE)
-        data = bytearray(b"".join(payload(key, 0, SIZE) for key in chain))
-        source, into = device.allocate(len(data)), device.allocate(len(data))
-        whole = [Move(0, 0, len(data))]
-        source.copy_from(Memory.of("data", data, writable=True), whole)
-        assert pages.store.put(opened, chain, source, places, tier=tier) == [Stored()] * 16
-        match = pages.store.match_prefix(opened, chain)
-        assert pages.store.read(match, into, places) == [Hit()] * 16
-        seen = bytearray(len(data))
-        into.copy_to(Memory.of("seen", seen, writable=True), whole)
-        assert seen == data
-        with pytest.raises(BadValue, match="offsets: got 1048575"):
-            pages.store.read(match, into, [len(data) - 1])
+    device = open_device(named(lent))
+    opened = pages.open()
+    chain, places = opened.chain(range(64)), range(0, 16 * SIZE, SIZE)
+    data = bytearray(b"".join(payload(key, 0, SIZE) for key in chain))
+    source, into = device.allocate(len(data)), device.allocate(len(data))
+    whole = [Move(0, 0, len(data))]
+    source.copy_from(Memory.of("data", data, writable=True), whole)
+    assert pages.store.put(opened, chain, source, places, tier=tier) == [Stored()] * 16
+    match = pages.store.match_prefix(opened, chain)
+    assert pages.store.read(match, into, places) == [Hit()] * 16
+    seen = bytearray(len(data))
+    into.copy_to(Memory.of("seen", seen, writable=True), whole)
+    assert seen == data
+    with pytest.raises(BadValue, match="offsets: got 1048575"):
+        pages.store.read(match, into, [len(data) - 1])
 
 
 def test_a_device_s_pages_end_with_the_worker_and_others_do_not(data_dir: Path, lent: str) -> None:
@@ -156,14 +175,17 @@ def test_a_device_s_pages_end_with_the_worker_and_others_do_not(data_dir: Path, 
         assert pages.read_back(pages.store.match_prefix(opened, asked), 16) == [Hit()] * 16
 
 
-@pytest.mark.parametrize("transport", ["shm", "mooncake"])
+@pytest.mark.parametrize("transport", ["shm", "mooncake"], indirect=True, scope="module")
 def test_a_device_gives_memory_back_while_a_client_reads_from_it(
     data_dir: Path, lent: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_devices, "SHARE_S", 0.0)
-    device = open_device(lent.removeprefix("--hbm=").removesuffix(":64MiB"))
+    device = open_device(named(lent))
+    options, config = offering(transport, lent, data_dir), data_dir.with_suffix(".toml")
+    with config.open("a") as file:
+        file.write("[master]\nlease_ttl_s = 2\n")
     with (
-        Up(data_dir, *offering(transport, lent, data_dir)) as up,
+        Up(data_dir, *options, f"--config={config}") as up,
         Pages(up.master, transport, "devices") as pages,
     ):
         opened = pages.open()
@@ -180,7 +202,7 @@ def test_a_device_gives_memory_back_while_a_client_reads_from_it(
         assert done.returncode == 0, done.stderr
         assert f"{segment}: 0 B stay, 64 MiB are being given back" in done.stdout
         capacity = 64 << 20
-        while capacity:  # the last lease ends after ten seconds
+        while capacity:  # the last lease ends after two seconds
             assert read() == [Hit()] * 16
             capacity = {each.segment: each.capacity_bytes for each in pages.store.stat().segments}[
                 segment
