@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvstore.client.locations import Match
+from kvstore.client.locations import Found, Match
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import (
     AlreadyThere,
@@ -18,7 +18,7 @@ from kvstore.client.outcomes import (
     Stored,
 )
 from kvstore.ids import ROOT_PARENT
-from kvstore.namespace import open_layout
+from kvstore.namespace import opaque, open_layout
 from kvstore.transfer.buffer import Buffer
 from kvstore.transfer.memory import Memory
 
@@ -50,6 +50,8 @@ class FakeStore:
         self.spoil: dict[bytes, MissReason] = {}
         """By page key: reads of it miss, although it is found."""
         self.evict_after_probe: list[bytes] = []
+        self.objects: list[bytes] = []
+        """Keys of named objects, in the order of their puts."""
         self.heard: list[tuple[PageChain, bool, Hints | None]] = []
         """Chain, lease and hints of each match and put."""
         self._lock = threading.RLock()
@@ -62,6 +64,11 @@ class FakeStore:
         """Make a namespace known."""
         self._enter("open")
         return OpenedNamespace(open_layout(content, layout), 1)
+
+    def open_opaque(self, name: str) -> OpenedNamespace:
+        """Make a namespace of named objects known."""
+        self._enter("open_opaque")
+        return OpenedNamespace(opaque(self.tenant, name), 2)
 
     def buffer(self, size_bytes: int) -> Buffer:
         """Memory to move pages through."""
@@ -84,7 +91,8 @@ class FakeStore:
             del self.held[held]
 
     def _is_whole(self, opened: OpenedNamespace, key: bytes) -> bool:
-        return all((key, part.index) in self.held for part in opened.namespace.parts)
+        parts = range(1) if opened.namespace.is_opaque else range(len(opened.namespace.parts))
+        return all((key, part) in self.held for part in parts)
 
     def match_prefix(
         self,
@@ -100,6 +108,13 @@ class FakeStore:
         with self._lock:
             readable = bytes(self._is_whole(opened, key) for key in chain)
         return Match(opened, chain, (), (), readable)
+
+    def lookup(self, opened: OpenedNamespace, chain: PageChain) -> Found:
+        """Find pages, also beyond a gap."""
+        self._enter("lookup")
+        with self._lock:
+            readable = bytes(self._is_whole(opened, key) for key in chain)
+        return Found(opened, chain, (), (), readable)
 
     def read(
         self, locations: Locations, into: object, offsets: Sequence[int], *, part: int = 0
@@ -147,6 +162,36 @@ class FakeStore:
                     outcomes.append(Refused(self.refuse.pop(key)))
                 else:
                     outcomes.append(self._put_page(opened, key, memory, places))
+        return outcomes
+
+    def put_objects(
+        self,
+        opened: OpenedNamespace,
+        names: PageChain,
+        source: object,
+        offsets: Sequence[int],
+        size_bytes: int,
+        *,
+        hints: Hints | None = None,
+    ) -> list[PutOutcome]:
+        """Store named objects; what is there stays."""
+        self._enter("put_objects")
+        assert isinstance(source, Buffer)
+        assert opened.namespace.is_opaque
+        self.heard.append((names, False, hints))
+        outcomes: list[PutOutcome] = []
+        with self._lock:
+            for key, place in zip(names, offsets, strict=True):
+                if key in self.refuse:
+                    outcomes.append(Refused(self.refuse.pop(key)))
+                elif (key, 0) in self.held:
+                    outcomes.append(AlreadyThere())
+                else:
+                    source.memory.check_places("offsets", (place,), size_bytes)
+                    self.held[key, 0] = bytes(source.view[place : place + size_bytes])
+                    self.objects.append(key)
+                    self.puts[key] += 1
+                    outcomes.append(Stored())
         return outcomes
 
     def _put_page(

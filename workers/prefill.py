@@ -31,7 +31,7 @@ PROGRAM: Final = "prefill"
 def hand_over(language: LanguageModel, prefix: PooledPrefix, document: str) -> PrefillReport:
     """Compute what the pool does not have of the document's pages, and store it."""
     tokens = shared_tokens(language.chat, document)
-    page_tokens = prefix.namespace.layout.page_tokens
+    page_tokens = prefix.page_tokens
     whole = len(tokens) // page_tokens * page_tokens
     say(PROGRAM, f"the document is {len(tokens)} tokens, {whole // page_tokens} pages")
     started = time.perf_counter()

@@ -13,6 +13,7 @@ from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
 from kvstore.client.tickets import HandOver, await_parts, locate_parts, tail_key
 from kvstore.clock import SystemClock
+from kvstore.connectors.transformers import UnsupportedCache
 from kvstore.errors import CallerError, KVStoreError
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import TAILS
@@ -48,7 +49,11 @@ class TicketKV:
     """Hands KV over and takes it up, for one model."""
 
     def __init__(self, store: KVStore, prefix: PooledPrefix) -> None:
-        """Open both namespaces."""
+        """Open both namespaces. Raises UnsupportedCache where a ticket's tail could not be cut."""
+        if not prefix.has_tails:
+            raise UnsupportedCache(
+                "tickets are of models with full attention alone, want one of those"
+            )
         self._store = store
         self._prefix = prefix
         namespace = prefix.namespace

@@ -87,34 +87,33 @@ def layer_pages(
 ) -> list[LayerPages]:
     """Every layer of the whole pages that lie one after another in `memory`, as strided views.
 
-    With `part`, those of that part of the pages, which lies there alone. For namespaces with one
-    group of full attention on one tensor-parallel rank, where a page's parts one after another
-    are its layers in order; others raise LayoutMismatch.
+    With `part`, those of that part of the pages, which lies there alone. Group by group; latent
+    vectors are keys, and values have no dimension there. For one tensor-parallel rank, where a
+    page's parts one after another are its layers in order; others raise LayoutMismatch, and so
+    does a group of windows, whose pages are not kept.
     """
     content, layout = namespace.content, namespace.layout
-    group = content.groups[0]
-    if len(content.groups) != 1 or group.attention is not Attention.FULL:
-        raise LayoutMismatch("only one cache group of full attention has whole layers to view")
+    if not {group.attention for group in content.groups} <= {Attention.FULL, Attention.LATENT}:
+        raise LayoutMismatch("only full attention and latents have whole layers to view")
     if layout.tensor_parallel != 1 or layout.order != ORDER:
         raise LayoutMismatch(f"got {layout}, views need one tensor-parallel rank and {ORDER}")
-    dtype = dtype_of(content.kv_dtype)
-    layers, size = group.layers, namespace.page_bytes
-    if part is not None:
-        spec = namespace.parts[part]
-        layers, size = spec.layer_stop - spec.layer_start, spec.size_bytes
+    specs = namespace.parts if part is None else (namespace.parts[part],)
+    groups = [
+        content.groups[spec.group]
+        for spec in specs
+        for _ in range(spec.layer_start, spec.layer_stop)
+    ]
+    size = sum(spec.size_bytes for spec in specs)
     pages, rest = divmod(memory.nbytes, size)
     if rest or not pages:
         raise LayoutMismatch(f"{memory.nbytes} bytes are not pages of {size}")
+    dtype = dtype_of(content.kv_dtype)
     flat = tensor_view(memory, dtype, (pages, size // dtype.itemsize))
-    sizes = (
-        group.kv_heads * layout.page_tokens * group.key_dim,
-        group.kv_heads * layout.page_tokens * group.value_dim,
-    )
-    runs = torch.split_with_sizes(flat, sizes * layers, dim=1)
-    return [
-        LayerPages(
-            keys.view(pages, group.kv_heads, layout.page_tokens, group.key_dim),
-            values.view(pages, group.kv_heads, layout.page_tokens, group.value_dim),
-        )
-        for keys, values in zip(runs[::2], runs[1::2], strict=True)
+    shapes = [
+        (pages, group.kv_heads, layout.page_tokens, dim)
+        for group in groups
+        for dim in (group.key_dim, group.value_dim)
     ]
+    runs = torch.split_with_sizes(flat, [math.prod(shape[1:]) for shape in shapes], dim=1)
+    halves = [run.view(shape) for run, shape in zip(runs, shapes, strict=True)]
+    return [LayerPages(*both) for both in zip(halves[::2], halves[1::2], strict=True)]

@@ -14,6 +14,7 @@ from kvstore.connectors.transformers import PooledPrefix
 from tests.prefix_engine import TOKENS, Engine
 from tests.prefix_engine import text as words
 from tests.tiny_model import PAGE, compute, computed, greedy, same, text, tiny
+from tests.tiny_models import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +98,22 @@ def test_a_model_goes_on_from_the_pool_bit_for_bit(
     want, got = (greedy(model, [5, 6], cache, 20) for cache in (original, restored))
     assert got[0] == want[0]
     assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "deepseek_v3", "falcon_h1", "mamba2"])
+def test_a_cache_of_every_kind_comes_back_bit_for_bit(
+    shared_pool: Up, name: str, kind: str
+) -> None:
+    model, tokens = model_of(kind), text(3 * PAGE + 6)
+    end, rest = 3 * PAGE, tokens[3 * PAGE :]
+    with KVStore.connect(shared_pool.master) as store:
+        filled = PooledPrefix(store, model, name, page_tokens=PAGE).prefill(tokens)
+        assert (filled.tokens, filled.kept.stored, filled.kept.trouble) == (end, 3, "")
+    with KVStore.connect(shared_pool.master) as other:
+        restored, fetched = PooledPrefix(other, model, name, page_tokens=PAGE).fetch(tokens)
+    assert (fetched.tokens, fetched.trouble) == (end, "")
+    original = computed(model, tokens[:end])
+    assert torch.equal(compute(model, rest, restored), compute(model, rest, original))
 
 
 def test_the_next_turn_finds_generated_pages_in_another_program(

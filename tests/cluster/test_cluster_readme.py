@@ -9,8 +9,13 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore import Hit, Stored
+import torch
+
+from kvstore import Hit, KVStore, Stored
+from kvstore.connectors.transformers import PooledPrefix
 from tests.cluster.up import kvharbor
+from tests.tiny_model import text
+from tests.tiny_models import model_of
 
 if TYPE_CHECKING:
     from tests.cluster.up import Up
@@ -27,8 +32,40 @@ def blocks(language: str) -> list[str]:
     return [block for name, block in found if name == language]
 
 
+def block_with(words: str) -> str:
+    """The Python program in which these words are."""
+    (block,) = (block for block in blocks("python") if words in block)
+    return block
+
+
+class Tokens:
+    """A tokenizer whose texts are tokens."""
+
+    def __call__(self, prompt: list[int]) -> dict[str, list[int]]:
+        """What models take."""
+        return {"input_ids": prompt}
+
+    def decode(self, tokens: torch.Tensor) -> list[int]:
+        """What they gave."""
+        return tokens.tolist()
+
+
+def test_the_loop_in_the_readme_answers_as_without_a_pool(shared_pool: Up, tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(block_with("PooledPrefix("), encoding="utf-8")
+    answers = runpy.run_path(str(script))["answers"]
+    model = model_of("gemma3")
+    prompts = [text(70), [*text(64), 5, 6]]
+    got = list(answers(model, Tokens(), prompts, shared_pool.master))
+    for prompt, answer in zip(prompts, got, strict=True):
+        alone = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
+        assert answer == alone[0, len(prompt) :].tolist()
+    with KVStore.connect(shared_pool.master) as store:
+        assert PooledPrefix(store, model, "my-model").ends(prompts[1]) == [64]
+
+
 def test_the_program_in_the_readme_stores_and_reads(shared_pool: Up, tmp_path: Path) -> None:
-    (program,) = blocks("python")
+    program = block_with("store.buffer(")
     assert ADDRESS in program
     script = tmp_path / "readme.py"
     script.write_text(program.replace(ADDRESS, shared_pool.master), encoding="utf-8")

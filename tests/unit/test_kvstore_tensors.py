@@ -23,8 +23,9 @@ def namespace(
     heads: int = HEADS,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    window: int = 0,
 ) -> Namespace:
-    group = CacheGroup(attention, LAYERS, heads, KEY_DIM, value_dim)
+    group = CacheGroup(attention, LAYERS, heads, KEY_DIM, value_dim, window)
     content = Content("t", "m", "r", "", "float32", (group,), "{}")
     return open_layout(content, Layout(TOKENS, tensor_parallel, pipeline_parallel))
 
@@ -71,23 +72,36 @@ def test_pipeline_parts_keep_the_layers_in_order() -> None:
     )
 
 
+def test_groups_follow_each_other_and_latents_have_no_values() -> None:
+    latent = CacheGroup(Attention.LATENT, 2, 1, KEY_DIM + 1, 0)
+    heads = CacheGroup(Attention.FULL, 1, HEADS, KEY_DIM, VALUE_DIM)
+    content = Content("t", "m", "r", "", "float32", (latent, heads), "{}")
+    names = open_layout(content, Layout(TOKENS))
+    memory = memoryview(bytearray(names.page_bytes))
+    flat = torch.frombuffer(memory, dtype=torch.float32)
+    flat.copy_(torch.arange(flat.numel()))
+    layers = tensors.layer_pages(memory, names)
+    assert [tuple(layer.keys.shape) for layer in layers] == [
+        (1, 1, TOKENS, KEY_DIM + 1), (1, 1, TOKENS, KEY_DIM + 1), (1, HEADS, TOKENS, KEY_DIM)
+    ]  # fmt: skip
+    assert [layer.values.numel() for layer in layers] == [0, 0, HEADS * TOKENS * VALUE_DIM]
+    seen = [half.flatten() for layer in layers for half in layer]
+    assert torch.equal(torch.cat(seen), flat)
+    (alone,) = tensors.layer_pages(memory[-names.parts[1].size_bytes :], names, part=1)
+    assert torch.equal(alone.values, layers[2].values)
+
+
 @pytest.mark.parametrize(
     "odd",
     [
-        namespace(Attention.LATENT, value_dim=0, heads=1),
+        namespace(Attention.SLIDING, window=8),
         namespace(tensor_parallel=2),
         open_layout(
             Content("t", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 4, 4),), ""),
             Layout(page_tokens=TOKENS, order="kv,layer,head,token,dim"),
         ),
-        open_layout(
-            Content(
-                "t", "m", "r", "", "float32", (CacheGroup(Attention.FULL, 1, 1, 4, 4),) * 2, ""
-            ),
-            Layout(page_tokens=TOKENS),
-        ),
     ],
-    ids=["latent", "tensor_parallel", "order", "groups"],
+    ids=["sliding", "tensor_parallel", "order"],
 )
 def test_a_layout_without_whole_layers_is_refused(odd: Namespace) -> None:
     with pytest.raises(errors.LayoutMismatch):
