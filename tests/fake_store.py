@@ -52,6 +52,8 @@ class FakeStore:
         self.evict_after_probe: list[bytes] = []
         self.objects: list[bytes] = []
         """Keys of named objects, in the order of their puts."""
+        self.objects_max = 1 << 30
+        """No room for more of them."""
         self.heard: list[tuple[PageChain, bool, Hints | None]] = []
         """Chain, lease and hints of each match and put."""
         self._lock = threading.RLock()
@@ -186,6 +188,8 @@ class FakeStore:
                     outcomes.append(Refused(self.refuse.pop(key)))
                 elif (key, 0) in self.held:
                     outcomes.append(AlreadyThere())
+                elif len(self.objects) == self.objects_max:
+                    outcomes.append(Refused(RefusedReason.OUT_OF_SPACE))
                 else:
                     source.memory.check_places("offsets", (place,), size_bytes)
                     self.held[key, 0] = bytes(source.view[place : place + size_bytes])

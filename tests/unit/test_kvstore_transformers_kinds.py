@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicIndexedLayer
 
-from kvstore.client.outcomes import MissReason, Refused, RefusedReason
+from kvstore.client.outcomes import MissReason
 from kvstore.client.prefix import Kept
 from kvstore.client.tensors import ORDER
 from kvstore.connectors.transformers import PooledPrefix, UnsupportedCache, content_of, states
@@ -191,6 +191,17 @@ def test_states_are_cut_into_pieces(
     assert pooled(store, model).fetch(TOKENS)[1].tokens == END
 
 
+def test_a_put_that_is_cut_short_leaves_nothing_to_be_found(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "PIECE_BYTES", 1000)
+    store.objects_max = 1
+    prefix = pooled(store, model_of("lfm2"))
+    assert prefix.prefill(TOKENS).kept.trouble == "out_of_space"
+    assert len(store.objects) == 1
+    assert prefix.ends(TOKENS) == []
+
+
 def test_what_is_lost_leaves_the_end_before(store: FakeStore) -> None:
     prefix = pooled(store, gemma3().eval())
     prefix.prefill(TOKENS, also_at=[PAGE])
@@ -209,11 +220,8 @@ def test_a_state_that_cannot_be_read_leaves_the_end_before(store: FakeStore) -> 
     assert prefix.fetch(TOKENS)[1].tokens == PAGE
 
 
-def test_states_without_room_are_left_out(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = Refused(RefusedReason.OUT_OF_SPACE)
-    monkeypatch.setattr(store, "put_objects", lambda *_, **__: [full])
+def test_states_without_room_are_left_out(store: FakeStore) -> None:
+    store.objects_max = 0
     prefix = pooled(store, model_of("lfm2"))
     filled = prefix.prefill(TOKENS)
     assert (filled.tokens, filled.kept.trouble) == (END, "out_of_space")
