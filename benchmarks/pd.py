@@ -5,7 +5,12 @@ between tokens, how many answers meet both objectives, with prompts that share d
 those that do not, and what becomes of a service that is asked for more than it can do. All fleets
 have the same cores, so separation cannot add throughput here; what it changes is who waits for
 whom. The colocation policy is `always`: workers that can do both hand nothing over while they have
-room. Then the same at the size of a cluster, in virtual time (benchmarks.pd_cluster).
+room. Separate ones hand a prompt over at its end (a decode worker is chosen once all of it is
+computed: `route_ahead = 0`), by chunks (one is chosen at once, and pulls the pages of each chunk
+while the next is computed), or by layers (as by chunks; and in a chunk each group of layers is
+pulled while the next is computed). All is moved by shared memory, a hundred times faster than it is
+computed: what an early hand-over saves where both take as long is benchmarks/layerwise.py's
+question. Then the same at the size of a cluster, in virtual time (benchmarks.pd_cluster).
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from benchmarks import traced
 from benchmarks.harness import MIB, Report
 from benchmarks.pd_cluster import simulate
 from benchmarks.serving_load import Lengths, Objective, Served, middle, requests, send
-from benchmarks.serving_pool import Pool, Shape
+from benchmarks.serving_pool import Pools, Shape
 from benchmarks.sessions import chat_trace
 from kvstore.errors import BadValue
 from kvstore.namespace import Attention, CacheGroup
@@ -38,7 +43,13 @@ if TYPE_CHECKING:
     from benchmarks.harness import Figure
 
 TOGETHER: Final = Shape("both", ("both",), threads=2)
-APART: Final = Shape("1p1d", ("prefill", "decode"))
+AT_END: Final = Shape("1p1d, at the end", ("prefill", "decode"))
+ALWAYS: Final = 1e6
+"""As `route_ahead`: what is compared does not hang on what was measured before."""
+BY_CHUNKS: Final = replace(AT_END, name="1p1d, by chunks", route_ahead=ALWAYS)
+TINY_LAYERS: Final = replace(BY_CHUNKS, name="1p1d, by layers", layer_groups=2)
+LAYERS: Final = replace(TINY_LAYERS, layer_groups=5)
+TWO: Final = Shape("1p2d, at the end", ("prefill", "decode", "decode"))
 LOAD: Final = 0.7
 """Of what the slowest fleet can do: what all are compared at."""
 FACTORS: Final = (1, 2, 4)
@@ -61,6 +72,8 @@ class Setting(NamedTuple):
     model: str
     groups: tuple[CacheGroup, ...]
     shapes: tuple[Shape, ...]
+    pushed: tuple[Shape, ...]
+    """Those of them that are asked for more than they can do."""
     lengths: Lengths
     objective: Objective
     seconds: float
@@ -76,14 +89,17 @@ class Setting(NamedTuple):
 
 TINY: Final = Setting(
     "tiny", (CacheGroup(Attention.FULL, 4, 2, 16, 16),),
-    (TOGETHER, APART, Shape("1p2d", ("prefill", "decode", "decode"))),
+    (TOGETHER, AT_END, BY_CHUNKS, TINY_LAYERS, TWO), (TOGETHER, AT_END, TINY_LAYERS),
     Lengths(range(32, 127), 384, 64, 32, 4), Objective(0.5, 0.05), 5.0, 3, "512MiB",
 )  # fmt: skip
 SMOLLM: Final = Setting(
-    "smollm", MODELS["smollm2-135m"].groups, (TOGETHER, APART),
-    Lengths(range(1000, 40_000), 192, 32, 16, 4), Objective(6.0, 0.5), 30.0, 1, "3GiB",
+    "smollm", MODELS["smollm2-135m"].groups,
+    (TOGETHER, AT_END, BY_CHUNKS, LAYERS), (TOGETHER, AT_END, LAYERS),
+    Lengths(range(1000, 40_000), 320, 32, 16, 4), Objective(6.0, 0.5), 45.0, 1, "3GiB",
 )  # fmt: skip
-QUICK: Final = TINY._replace(shapes=(TOGETHER, APART), seconds=2.5, rounds=1)
+QUICK: Final = TINY._replace(
+    shapes=(TOGETHER, AT_END, TINY_LAYERS), pushed=(TINY_LAYERS,), seconds=1.0, rounds=1
+)
 
 
 class Cluster(NamedTuple):
@@ -146,21 +162,22 @@ def _measure(report: Report, setting: Setting) -> None:
             "kv_bytes_a_token": setting.kv_bytes, "first_token_objective_s": objective.first_s,
             "token_objective_s": objective.token_s, "admitted": ADMITTED,
             "seconds_a_load": setting.seconds, "rounds": setting.rounds, "seed": SEED,
+            "layer_groups": max(shape.layer_groups for shape in setting.shapes),
         }.items()
     })  # fmt: skip
     kv_tokens = int(ADMITTED * tokens / OCCUPANCY)
-    pool = Pool(setting.model, setting.shapes, setting.dram, kv_tokens, objective.first_s)
-    with pool:
-        Lab(report, pool, setting).run()
+    pools = Pools(setting.model, setting.shapes, setting.dram, kv_tokens, objective.first_s)
+    with pools:
+        Lab(report, pools, setting).run()
 
 
 class Lab:
     """The fleets of one model, and how they fare."""
 
-    def __init__(self, report: Report, pool: Pool, setting: Setting) -> None:
+    def __init__(self, report: Report, pools: Pools, setting: Setting) -> None:
         """Measure nothing yet."""
         self._report = report
-        self._pool = pool
+        self._pools = pools
         self._setting = setting
         self._seed = SEED
         self._failed = 0
@@ -171,7 +188,7 @@ class Lab:
         """All loads, and what came of them."""
         rates = self._capacities()
         self._compare(LOAD * min(rates.values()))
-        for shape in self._setting.shapes:
+        for shape in self._setting.pushed:
             self._overload(shape, rates[shape.name])
         name = self._setting.model
         self._report.at_most(f"{name}/requests_that_failed", self._failed, 0)
@@ -186,12 +203,12 @@ class Lab:
         if not shared:
             lengths = replace(lengths, documents=0)
         asked = requests(self._seed, rate, count, lengths)
-        clock = self._pool.clock(shape)
+        clock = self._pools.clock(shape)
         began_s, cpu_s = time.perf_counter(), clock.now_s()
-        outcomes = send(self._pool.gateways[shape.name], asked, in_flight)
+        outcomes = send(self._pools.gateways[shape.name], asked, in_flight)
         served = Served(outcomes, time.perf_counter() - began_s, clock.now_s() - cpu_s)
         self._failed += len(served.failed())
-        self._left_over += self._pool.left_over()
+        self._left_over += self._pools.left_over()
         return served
 
     def _capacities(self) -> dict[str, float]:
@@ -245,13 +262,15 @@ class Lab:
             "prompts with": workload, "fleet": fleet, "requests": len(served.outcomes),
             **{f"first p{p} ms": 1e3 * served.first_s(p) for p in (50, 95, 99)},
             **{f"token p{p} ms": 1e3 * served.token_s(p) for p in (50, 95, 99)},
-            "pause p99 ms": 1e3 * served.pause_s(99),
+            "second p50 ms": 1e3 * served.second_s(50), "pause p99 ms": 1e3 * served.pause_s(99),
             "met both %": 100 * served.met(self._setting.objective) / len(served.outcomes),
             "goodput/s": served.met(self._setting.objective) / served.seconds,
         }  # fmt: skip
 
     def _stages(self, workload: str, fleet: str, served: Served) -> dict[str, Figure]:
-        """Milliseconds. Moved is what an answer's worker had to bring into its batch."""
+        """Milliseconds. Moved is what an answer's worker had to bring into its batch; what it
+        had brought before its answer was asked for took no time of it.
+        """
         done = [each.timings for each in served.complete()]
         stages = ("queue", "prefill", "route", "install", "decode")
         row: dict[str, Figure] = {"prompts with": workload, "fleet": fleet}
@@ -271,16 +290,23 @@ class Lab:
 
     def _ratios(self, found: dict[tuple[str, str], list[Served]]) -> None:
         """Round by round."""
-        (own, shared), base = WORKLOADS, TOGETHER.name
-        name = self._setting.model
-        for what, of in (("first_p50", _first), ("token_p50", _token), ("pause_p99", _pause)):
-            apart, together = found[own, APART.name], found[own, base]
-            self._report.reported(
-                f"{name}/{what}/{APART.name}_over_{base}", over(apart, together, of)
-            )
-        for fleet in (base, APART.name):
-            faster = over(found[shared, fleet], found[own, fleet], _first)
-            self._report.reported(f"{name}/first_p50/{fleet}/shared_over_own_documents", faster)
+        own, shared = WORKLOADS
+        for shape in self._setting.shapes:
+            loads = found[own, shape.name]
+            self._reported("first_p50", shape, "shared_over_own", found[shared, shape.name], loads)
+            if shape is not TOGETHER:
+                together = found[own, TOGETHER.name]
+                for what in ("first_p50", "token_p50", "pause_p99"):
+                    self._reported(what, shape, "over_both", loads, together)
+            if shape.route_ahead:
+                at_end = found[own, AT_END.name]
+                self._reported("handed_over_p50", shape, "over_at_the_end", loads, at_end)
+
+    def _reported(
+        self, what: str, shape: Shape, title: str, a: list[Served], b: list[Served]
+    ) -> None:
+        name = f"{self._setting.model}/{what}/{shape.name}/{title}"
+        self._report.reported(name.replace(" ", "_"), over(a, b, MEASURES[what]))
 
     def _overload(self, shape: Shape, rate: float) -> None:
         """One fleet asked for as much as it can do, and for more."""
@@ -311,16 +337,13 @@ def _overload_row(factor: int, rate: float, served: Served, good: float) -> dict
     }  # fmt: skip
 
 
-def _first(served: Served) -> float:
-    return served.first_s(50)
-
-
-def _token(served: Served) -> float:
-    return served.token_s(50)
-
-
-def _pause(served: Served) -> float:
-    return served.pause_s(99)
+MEASURES: Final[dict[str, Callable[[Served], float]]] = {
+    "first_p50": lambda served: served.first_s(50),
+    "token_p50": lambda served: served.token_s(50),
+    "pause_p99": lambda served: served.pause_s(99),
+    "handed_over_p50": Served.handed_over_s,
+}
+"""Seconds."""
 
 
 def over(a: list[Served], b: list[Served], of: Callable[[Served], float]) -> float:

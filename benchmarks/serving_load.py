@@ -126,6 +126,19 @@ class Served:
         """Time of each further token."""
         return percentile([each.token_s for each in self.complete()], percent / 100)
 
+    def second_s(self, percent: int) -> float:
+        """From an answer's first token to its second: a hand-over lies between them."""
+        firsts = [each.pauses_s[0] for each in self.complete() if each.pauses_s]
+        return percentile(firsts, percent / 100)
+
+    def handed_over_s(self) -> float:
+        """Median time of what the gateway calls route and install."""
+        return middle(each.timings["route_s"] + each.timings["install_s"] for each in self.moved())
+
+    def moved(self) -> list[Outcome]:
+        """Those whose answers went on at another worker."""
+        return [each for each in self.complete() if each.timings["routes"]]
+
     def pause_s(self, percent: int) -> float:
         """Between two tokens that follow each other, over all answers."""
         return percentile([s for each in self.complete() for s in each.pauses_s], percent / 100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.pd import differing, over
@@ -55,6 +57,17 @@ def test_what_was_answered_is_counted_apart_from_what_was_not() -> None:
     assert served.met(Objective(0.4, 0.31)) == 2
     assert served.met(Objective(9.9, 0.2)) == 1
     assert Served.all_of([served, served]).seconds == 4.0
+
+
+def test_a_hand_over_is_timed_where_there_was_one() -> None:
+    def went(route_s: float, routes: int, *pauses_s: float) -> Outcome:
+        timings = {"route_s": route_s, "install_s": 2 * route_s, "routes": routes}
+        return replace(outcome(0.1, 0.9), pauses_s=list(pauses_s), timings=timings)
+
+    lost = replace(went(9.0, 1, 9.0), reason="unavailable")
+    served = Served([went(0.1, 1, 0.4, 0.1), went(0.2, 1, 0.5), went(7.0, 0), lost], 1.0, 1.0)
+    assert served.handed_over_s() == pytest.approx(0.45), "the one that stayed does not count"
+    assert (served.second_s(50), served.second_s(99)) == (0.4, 0.5)
 
 
 def test_events_are_timed_and_the_last_one_tells_the_usage() -> None:
