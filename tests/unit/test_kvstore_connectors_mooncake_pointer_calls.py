@@ -55,6 +55,7 @@ def test_memory_is_stored_and_read_where_it_lies(store: MooncakeDistributedStore
     assert store.batch_get_into(["a", "b"], [to], [1, 1]) == [-600, -600]
     assert store.put_from_with_metadata("m", at + 10, at, 20, 5) == 0
     assert store.get("m") == data[:5] + data[10:30]
+    assert store.register_buffer(at, 4096) == -600, "again"
     assert (store.unregister_buffer(at), store.unregister_buffer(at)) == (0, -600)
     del source
 
@@ -138,8 +139,8 @@ def test_an_object_of_a_put_session_is_seen_when_that_ends(
     ]  # fmt: skip
     assert store.batch_put_session_start(["a"], [100]) == [-705]
     layers = store.batch_put_from_multi_buffer_ranges
-    assert layers(["a", "b"], [[at], [at]], [[60], [50]], [[40], [0]]) == [0, 0]
-    assert layers(["a", "no"], [[at + 60], [at]], [[40], [1]], [[0], [0]]) == [0, -704]
+    assert layers(["a", "b"], [[at], [at]], [[60], [50]], [[40], [0]]) == [60, 50]
+    assert layers(["a", "no"], [[at + 60], [at]], [[40], [1]], [[0], [0]]) == [40, -704]
     assert layers(["a"], [[at]], [[60]], [[41]]) == [-600]
     assert store.batch_is_exist(["a", "b"]) == [0, 0]
     assert store.batch_put_session_revoke(["b", "no"]) == [0, -704]

@@ -98,8 +98,8 @@ class Regions:
         self._sizes: dict[int, int] = {}
 
     def register(self, address: int, size: int) -> Code:
-        """Note a region; again as it is told last."""
-        if not is_memory(address, size):
+        """Note a region, once."""
+        if not is_memory(address, size) or address in self._sizes:
             return Code.INVALID_PARAMS
         self._sizes[address] = size
         return Code.OK

@@ -73,17 +73,20 @@ class BatchSessions(PointerCalls):
         all_sizes: Sequence[Sequence[int]],
         all_dst_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Copy stretches of memory to offsets of objects that are being put; a code for each."""
+        """Copy stretches of memory to offsets of objects that are being put.
+
+        Bytes or a code for each.
+        """
         if not lengths_agree(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
             return [Code.INVALID_PARAMS] * len(keys)
-        codes: list[int] = []
+        results: list[int] = []
         for key, *row in zip(keys, all_buffer_ptrs, all_sizes, all_dst_offsets, strict=True):
             with self._mutex:
                 draft = self._drafts.get(key)
-                codes.append(
+                results.append(
                     Code.OBJECT_NOT_FOUND if draft is None else _copy(draft.value, row, inward=True)
                 )
-        return codes
+        return results
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Store them; a code for each. The session of each has ended then."""
@@ -128,8 +131,7 @@ class BatchSessions(PointerCalls):
             if handle is None:
                 results.append(Code.OBJECT_NOT_FOUND)
                 continue
-            code = _copy(handle, row, inward=False)
-            results.append(code or sum(row[1]))
+            results.append(_copy(handle, row, inward=False))
         return results
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
@@ -140,8 +142,8 @@ class BatchSessions(PointerCalls):
         return Code.OK
 
 
-def _copy(value: bytearray, row: Sequence[Sequence[int]], *, inward: bool) -> Code:
-    """Copy ranges into a value or out of it: all of them, or none where one cannot be right."""
+def _copy(value: bytearray, row: Sequence[Sequence[int]], *, inward: bool) -> int:
+    """Copy ranges into a value or out of it: their bytes; a code, and none, where one is wrong."""
     if not lengths_agree(*row):
         return Code.INVALID_PARAMS
     ranges = list(zip(*row, strict=True))
@@ -152,4 +154,4 @@ def _copy(value: bytearray, row: Sequence[Sequence[int]], *, inward: bool) -> Co
     for address, size, offset in ranges:
         source, to = (address, base + offset) if inward else (base + offset, address)
         scatter(source, ((to, size),))
-    return Code.OK
+    return sum(size for _, size, _ in ranges)
