@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvstore.wire.messages.tickets import AwaitParts, LocateParts
     from master.core import Core
     from master.sessions import Caller
+    from master.tickets import Ticket
 
 
 def await_parts(core: Core, caller: Caller, message: AwaitParts) -> None:
@@ -30,7 +31,7 @@ def await_parts(core: Core, caller: Caller, message: AwaitParts) -> None:
     ticket = require_ticket(core, caller, message.ticket)
     require_claim(ticket, message.token)
     check_seconds("timeout_s", message.timeout_s)
-    parts, pages = ticket.known.tree.parts, len(ticket.keys) // KEY_BYTES
+    parts, pages = ticket.known.tree.parts, len(_all_keys(ticket)) // KEY_BYTES
     if len(message.have) != parts or not all(0 <= each <= pages for each in message.have):
         raise BadValue("have", message.have, f"{parts} numbers, each 0 to {pages}")
     if ticket.parts_wait is not None:  # one caller a ticket: the later one has its place
@@ -43,17 +44,23 @@ def await_parts(core: Core, caller: Caller, message: AwaitParts) -> None:
         core.tickets.part_waits.park(wait, core.now + timeout_s)
 
 
+def _all_keys(ticket: Ticket) -> bytes:
+    """Of the prompt: of its pages fewer may be staged than somebody has read ahead."""
+    return max(ticket.keys, ticket.wish.keys, key=len)
+
+
 def locate_parts(core: Core, caller: Caller, message: LocateParts) -> None:
     """Answer Located with leases: where this part is of those pages, complete or not."""
     ticket = require_ticket(core, caller, message.ticket)
     require_claim(ticket, message.token)
-    tree, pages = ticket.known.tree, len(ticket.keys) // KEY_BYTES
+    tree, keys = ticket.known.tree, _all_keys(ticket)
+    pages = len(keys) // KEY_BYTES
     if not 0 <= message.part < tree.parts:
         raise BadValue("part", message.part, f"0 to {tree.parts - 1}")
     if not 0 <= message.first < message.first + message.count <= pages:
         named = message.first, message.count
         raise BadValue("first, count", named, f"some of the ticket's {pages} pages")
-    keys = ticket.keys[message.first * KEY_BYTES :][: message.count * KEY_BYTES]
+    keys = keys[message.first * KEY_BYTES :][: message.count * KEY_BYTES]
     found = [
         piece
         for stretch in tree.stretches(keys)

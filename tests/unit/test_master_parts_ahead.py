@@ -13,6 +13,7 @@ from kvstore.wire.messages.reads import Located, Lookup
 from master import part_waits
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
+from tests.unit.replaced import replaced
 from tests.unit.ticket_rig import Fleet
 
 if TYPE_CHECKING:
@@ -105,6 +106,18 @@ def test_who_waits_for_parts_hears_of_each_page_that_is_put() -> None:
     assert rig.reply(rig.engine, asked) == wire.PartsSealed((2,), True)
     staged = wire.AwaitParts(opened.ticket, token, (0,), 5.0)
     assert rig.ask(rig.engine, staged) == wire.PartsSealed((2,), True)
+
+
+def test_who_has_read_more_than_is_staged_then_is_told_so_and_not_refused() -> None:
+    fleet, opened, token = ahead()
+    rig, keys = fleet.rig, chain(1, 2)
+    fleet.space.put(keys)
+    staged = replaced(fleet.stage_message(opened), "keys", keys[:KEY_BYTES])
+    fleet.ask(staged, Done)
+    asked = wire.AwaitParts(opened.ticket, token, (2,), 5.0)
+    assert rig.ask(rig.engine, asked) == wire.PartsSealed((2,), True)
+    located = fleet.ask(wire.LocateParts(opened.ticket, token, 0, 1, 1), Located)
+    assert [(run.first, run.count) for run in located.runs] == [(0, 1)]
 
 
 def test_parts_are_told_of_one_by_one_and_located_before_a_page_is_complete() -> None:
