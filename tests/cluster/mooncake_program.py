@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
@@ -18,6 +19,8 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Either: TypeAlias = Any
+"""A store of Mooncake's or ours, or what comes of it."""
 MIB = 1 << 20
 PAGE = 4096
 
@@ -25,7 +28,7 @@ PAGE = 4096
 class Memory:
     """Registered memory of the program's own."""
 
-    def __init__(self, store: Any, size: int, seed: int | None = None) -> None:  # noqa: ANN401 -- either store
+    def __init__(self, store: Either, size: int, seed: int | None = None) -> None:
         """Zeros, or bytes that a seed gives."""
         data = bytes(size) if seed is None else bytes((seed + i * 7) % 251 for i in range(size))
         self._held = ctypes.create_string_buffer(data, size)
@@ -44,7 +47,7 @@ class Program:
     def __init__(self, master: str) -> None:
         """Set up in the long form."""
         self.said: dict[str, object] = {}
-        self.store: Any = MooncakeDistributedStore()
+        self.store: Either = MooncakeDistributedStore()
         self.note("setup", lambda: self._set_up(master))
         self.source = Memory(self.store, 64 * PAGE, seed=3)
         self.into = Memory(self.store, 64 * PAGE)
@@ -75,9 +78,9 @@ class Program:
         note("put_batch again", lambda: store.put_batch(["b", "d"], [b"x", b"666"]))
         note("put_batch unequal", lambda: store.put_batch(["b", "d"], [b"x"]))
         for key in ("a", "array", "view", "parts", "d", "no"):
-            note(f"get {key}", lambda key=key: store.get(key))
-            note(f"get_size {key}", lambda key=key: store.get_size(key))
-            note(f"is_exist {key}", lambda key=key: store.is_exist(key))
+            note(f"get {key}", partial(store.get, key))
+            note(f"get_size {key}", partial(store.get_size, key))
+            note(f"is_exist {key}", partial(store.is_exist, key))
         note("get_batch", lambda: store.get_batch(["a", "no", "c"]))
         note("batch_is_exist", lambda: store.batch_is_exist(["a", "no", "c"]))
         note("batch_is_exist none", lambda: store.batch_is_exist([]))
@@ -214,9 +217,16 @@ class Program:
         note("put_tensor_from", lambda: store.put_tensor_from("t7", to, store.get_size("t")))
         note("get put_tensor_from", lambda: same(store.get_tensor("t7"), tensor + 1))
         note("pub_tensor", lambda: store.pub_tensor("t8", half, ReplicateConfig()))
-        note("put with tp", lambda: store.put_tensor_with_tp("weight", tensor, tp_size=2, split_dim=1))
-        note("exist with tp", lambda: store.batch_is_exist(["weight", "weight_tp_0", "weight_tp_1"]))
-        note("get with tp", lambda: same(store.get_tensor_with_tp("weight", 1, 2, 1), tensor[:, 3:]))
+        note(
+            "put with tp",
+            lambda: store.put_tensor_with_tp("weight", tensor, tp_size=2, split_dim=1),
+        )
+        note(
+            "exist with tp", lambda: store.batch_is_exist(["weight", "weight_tp_0", "weight_tp_1"])
+        )
+        note(
+            "get with tp", lambda: same(store.get_tensor_with_tp("weight", 1, 2, 1), tensor[:, 3:])
+        )
         note("with parallelism", lambda: store.put_tensor_with_parallelism("pw", tensor))
         note("get with parallelism", lambda: same(store.get_tensor_with_parallelism("pw"), tensor))
 
@@ -256,7 +266,7 @@ def plain(value: object) -> object:
     return int(value) if isinstance(value, int) else repr(value)
 
 
-def handle(found: Any) -> object:  # noqa: ANN401 -- either store's
+def handle(found: Either) -> object:
     """What a buffer handle says of itself."""
     if found is None:
         return None
@@ -264,7 +274,7 @@ def handle(found: Any) -> object:  # noqa: ANN401 -- either store's
     return [found.size(), len(found), bytes(memoryview(found)).hex(), at.hex()]
 
 
-def described(replicas: Any) -> object:  # noqa: ANN401 -- either store's
+def described(replicas: Either) -> object:
     """What is comparable of replica descriptors."""
     return [
         [
@@ -276,7 +286,7 @@ def described(replicas: Any) -> object:  # noqa: ANN401 -- either store's
     ]
 
 
-def same(got: Any, want: torch.Tensor) -> object:  # noqa: ANN401 -- None, or a tensor
+def same(got: Either, want: torch.Tensor) -> object:
     """Whether a tensor is as it should be; None for none."""
     if got is None:
         return None
