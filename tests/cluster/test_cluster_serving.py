@@ -89,7 +89,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, collector: SpanCollector) ->
 
 
 def test_up_serves_a_model(folder: Path) -> None:
-    options = ("--pd=1p2d", "--model=tiny", "--gateway=127.0.0.1:0")
+    options = ("--pd=1p2d", "--model=tiny", "--gateway=127.0.0.1:0", "--layer-groups=2")
     with Up(folder / "pool", *options, dram="256MiB", start_s=240) as up:
         serving = up.ready["serving"]
         assert [each["role"] for each in serving["workers"]] == [
