@@ -13,20 +13,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from kvstore.connectors.mooncake import MooncakeDistributedStore
-from tests.cluster.up import START_S, clean_environment
+from tests.cluster.up import START_S, Up, clean_environment, remove_segments
 from tests.fakes import payload
-from tests.processes import free_port
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.cluster.up import Up
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAM: Final = Path(__file__).with_name("mooncake_program.py")
@@ -115,14 +114,11 @@ def test_an_unchanged_program_finds_what_it_finds_with_mooncake(
 
 
 def test_an_object_of_many_pieces_is_read_by_another_process(
-    shared_pool: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_pool: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVHARBOR_MASTER", shared_pool.master)
     monkeypatch.setenv("KVHARBOR_MOONCAKE_NAMESPACE", "pieces")
-    store = MooncakeDistributedStore()
-    assert store.setup({"local_hostname": "h", "metadata_server": "P2PHANDSHAKE"}) == 0
     value = bytes(payload(b"pieces", 0, (64 << 20) + 12_345))
-    assert store.put("large", value) == 0
     reader = (
         "import hashlib, sys\n"
         "from kvstore.connectors.mooncake import MooncakeDistributedStore\n"
@@ -131,10 +127,31 @@ def test_an_object_of_many_pieces_is_read_by_another_process(
         "print(hashlib.sha256(store.get('large')).hexdigest())\n"
         "print(store.remove_all(), store.is_exist('large'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", reader],
-        env=dict(os.environ), capture_output=True, text=True, timeout=RUN_S, check=True,
-    )  # fmt: skip
-    assert done.stdout.split() == [hashlib.sha256(value).hexdigest(), "1", "0"]
-    assert store.get("large") == b""
+    with connected("") as store:
+        assert store.put("large", value) == 0
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", reader],
+            env=dict(os.environ), capture_output=True, text=True, timeout=RUN_S, check=True,
+        )  # fmt: skip
+        assert done.stdout.split() == [hashlib.sha256(value).hexdigest(), "1", "0"]
+        assert store.get("large") == b""
+
+
+def test_a_restart_finds_objects_and_their_names(tmp_path: Path) -> None:
+    folder, names = tmp_path / "pool", [f"layer/{number}" for number in range(20)]
+    with Up(folder) as up, connected(up.master) as store:
+        assert store.put_batch(names, [name.encode() * 700 for name in names]) == 0
+    with Up(folder) as up, connected(up.master) as store:
+        assert store.get_batch(names) == [name.encode() * 700 for name in names]
+        assert store.remove_by_regex("^layer/1") == 11
+        assert store.batch_is_exist(names).count(1) == 9
+    remove_segments(folder)
+
+
+@contextmanager
+def connected(master: str) -> Iterator[MooncakeDistributedStore]:
+    """A store on that pool, else on the environment's."""
+    store = MooncakeDistributedStore()
+    assert store.setup({"local_hostname": "h", "master_server_addr": master}) == 0
+    yield store
     store.close()
