@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import torch
 from transformers import (
@@ -14,13 +15,14 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from transformers.cache_utils import DynamicIndexedLayer
+from transformers.cache_utils import DynamicIndexedLayer, LinearAttentionLayer
 
 from kvstore.client.outcomes import MissReason
 from kvstore.client.prefix import Kept
 from kvstore.client.tensors import ORDER
 from kvstore.connectors.transformers import PooledPrefix, UnsupportedCache, content_of, states
-from kvstore.connectors.transformers.kinds import GOING_ON
+from kvstore.connectors.transformers.kinds import GOING_ON, LayerShape, StateShape
+from kvstore.connectors.transformers.naming import states_name
 from kvstore.errors import Unavailable
 from kvstore.namespace import Attention, Layout, open_layout
 from tests.fake_store import FakeStore
@@ -268,6 +270,22 @@ def test_whatever_changes_the_kv_never_hits(
     assert another.namespace.id != prefix.namespace.id
     assert another.ends(TOKENS) == []
     assert another.fetch(TOKENS)[1].tokens == 0
+
+
+def test_states_are_named_by_all_that_they_depend_on() -> None:
+    state = StateShape("conv", 0, torch.float32, (1, 8, 4), is_set=True)
+    layer = LayerShape(LinearAttentionLayer, None, (state,))
+    content = content_of(config(), dtype=torch.float32, tenant="t", model_id="m", revision="r")
+    names = [
+        states_name(content, [layer], PAGE),
+        states_name(content, [layer], PAGE + 1),
+        states_name(content, [layer, layer], PAGE),
+        states_name(content, [layer._replace(states=())], PAGE),
+        states_name(content, [layer._replace(states=(state._replace(shape=(1, 8, 5)),))], PAGE),
+        states_name(content, [layer._replace(states=(state._replace(dtype=torch.half),))], PAGE),
+        states_name(msgspec.structs.replace(content, revision="s"), [layer], PAGE),
+    ]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
