@@ -106,8 +106,10 @@ class Lookups:
         block_tokens: int,
         ask: Callable[[Question], None],
         note_late: Callable[[], None],
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """`window_blocks` has, for each group with a window, how many last blocks it needs."""
+        self._deadline_s = deadline_s
         self._window_blocks = tuple(window_blocks)
         self._block_tokens = block_tokens
         self._ask = ask
@@ -150,7 +152,7 @@ class Lookups:
             known.hear(News.AGED)
             self._question(request, known, hashes, now_s)
         if known.knowledge is Knowledge.ASKED:
-            if now_s - known.asked_s < DEADLINE_S:
+            if now_s - known.asked_s < self._deadline_s:
                 return None
             self._note_late()
             known.hear(News.NO_ANSWER)

@@ -41,6 +41,8 @@ class Scheduled(NamedTuple):
 
     request: str
     hashes: Sequence[bytes]
+    new_from: int
+    """The first block that the step computes tokens of."""
     full_blocks: int
     """Blocks whose tokens are all computed once the step is done."""
 
@@ -90,8 +92,9 @@ class Saves:
                 start = max(first, held.leading if held else 0)
                 wanted = list(range(start, stop))
             else:
-                flags = next(windows, b"")
-                wanted = [i for i in range(first, stop) if flags[i : i + 1] != b"\1"]
+                # Those before the step's own may have left the window, and be another request's.
+                start, flags = max(first, scheduled.new_from), next(windows, b"")
+                wanted = [i for i in range(start, stop) if flags[i : i + 1] != b"\1"]
             runs += self._runs(group, table, scheduled.hashes, wanted, now_s)
         return runs
 

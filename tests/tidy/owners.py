@@ -68,7 +68,12 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
     "opentelemetry": ("workers/sent_spans.py",),
-    "prometheus_client": ("master/metrics.py", "workers/metrics.py", "workers/gateway_metrics.py"),
+    "prometheus_client": (
+        "kvstore/connectors/vllm/stats.py",
+        "master/metrics.py",
+        "workers/metrics.py",
+        "workers/gateway_metrics.py",
+    ),
     "pyeclib": ("kvstore/erasure.py",),
     "rich": CONSOLE,
     "sqlite3": ("kvstore/coordination/sqlite.py",),
@@ -91,6 +96,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
+    "vllm": ("kvstore/connectors/vllm/*",),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
     "zstandard": ("kvstore/codec.py",),
 }

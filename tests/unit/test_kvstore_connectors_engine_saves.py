@@ -15,10 +15,15 @@ HASHES = [bytes([i]) * 32 for i in range(1, 9)]
 
 
 def planned(
-    saves: Saves, full: int, held: Held | None = None, now_s: float = 0.0, request: str = "r"
+    saves: Saves,
+    full: int,
+    held: Held | None = None,
+    now_s: float = 0.0,
+    request: str = "r",
+    new_from: int = 0,
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Group and blocks of each run."""
-    runs = saves.plan(Scheduled(request, HASHES, full), held, now_s)
+    runs = saves.plan(Scheduled(request, HASHES, new_from, full), held, now_s)
     for run in runs:
         places = [HASHES.index(each) for each in run.hashes]
         assert run.parent == (HASHES[places[0] - 1] if places[0] else b"")
@@ -38,7 +43,7 @@ def test_blocks_are_saved_once_each_as_they_become_full() -> None:
 def test_what_has_no_hash_yet_is_not_saved() -> None:
     saves = Saves([True])
     saves.allot("r", [[11, 12, 13]])
-    scheduled = Scheduled("r", HASHES[:1], full_blocks=3)
+    scheduled = Scheduled("r", HASHES[:1], 0, full_blocks=3)
     assert [run.blocks for run in saves.plan(scheduled, None, 0.0)] == [(11,)]
 
 
@@ -53,6 +58,13 @@ def test_null_blocks_of_a_window_are_passed_over() -> None:
     saves = Saves([False])
     saves.allot("r", [[0, 0, 23, 24]])
     assert planned(saves, 4) == [(0, (23, 24))]
+
+
+def test_blocks_that_may_have_left_a_window_are_never_saved() -> None:
+    """They may be another request's by now: its bytes would be found by our key."""
+    saves = Saves([True, False])
+    saves.allot("r", [[11, 12, 13], [21, 22, 23]])
+    assert planned(saves, 3, new_from=2) == [(0, (11, 12, 13)), (1, (23,))]
 
 
 def test_a_preempted_request_goes_on_with_other_blocks() -> None:

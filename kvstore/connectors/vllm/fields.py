@@ -1,0 +1,175 @@
+"""What vLLM's configuration says of its KV, as `EngineFields`; what has no pages is refused.
+
+Reads vLLM's objects by the names of their attributes, of the minor versions in `ENGINES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from kvstore.client.tensors import dtype_name
+from kvstore.connectors.engine_namespace import UNSEEDED, EngineFields, EngineGroup
+from kvstore.errors import BadValue
+from kvstore.namespace import Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvstore.connectors.vllm.foreign import Vllm
+    from kvstore.connectors.vllm.settings import Settings
+
+ENGINES: Final = ("vllm 0.32",)
+"""Engines whose objects are read here, and with which the tests run."""
+DEFAULT_SEED: Final = "the engine's own"
+"""What vLLM seeds cryptographic hashes with unless PYTHONHASHSEED says otherwise."""
+PLAIN_DTYPES: Final = frozenset({"auto", "float32", "bfloat16", "float16"})
+KINDS: Final = {
+    "FullAttentionSpec": Attention.FULL,
+    "MLAAttentionSpec": Attention.LATENT,
+    "SlidingWindowSpec": Attention.SLIDING,
+}
+NOT_OF_THE_MODEL: Final = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+)
+"""Of a configuration: where it was found and who reads it."""
+CPU_KINDS: Final = ("avx2", "avx512_f", "amx_tile")
+"""Abilities of a processor by which vLLM chooses how it packs keys."""
+COMMIT_LETTERS: Final = 40
+READ_BYTES: Final = 1 << 24
+
+
+def engine_fields(
+    config: Vllm, cache: Vllm, version: str, settings: Settings, environment: Mapping[str, str]
+) -> EngineFields:
+    """The fields of an engine; BadValue names what this connector has no pages for.
+
+    `config` is a VllmConfig, `cache` a KVCacheConfig.
+    """
+    model, caching = config.model_config, config.cache_config
+    _check_supported(config, cache)
+    groups = tuple(_group(config, group) for group in cache.kv_cache_groups)
+    return EngineFields(
+        engine=f"vllm {'.'.join(version.split('.')[:2])}",
+        model=model.model,
+        revision=settings.revision or revision_of(model),
+        tenant=settings.tenant,
+        kv_dtype=dtype_name(cache.kv_cache_groups[0].kv_cache_spec.dtype),
+        compute_dtype=dtype_name(model.dtype),
+        quantization=str(model.quantization or "none"),
+        config_digest=config_digest(model.hf_config.to_dict()),
+        hash_algorithm=caching.prefix_caching_hash_algo,
+        hash_seed=_seed(caching.prefix_caching_hash_algo, environment),
+        block_tokens=caching.block_size,
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        block_order=f"{cache.kv_cache_layout} {platform()}",
+        groups=groups,
+    )
+
+
+def _check_supported(config: Vllm, cache: Vllm) -> None:
+    parallel, caching = config.parallel_config, config.cache_config
+    for field in (
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
+        if getattr(parallel, field) != 1:
+            raise BadValue(field, getattr(parallel, field), "1 with the kvharbor connector")
+    if caching.cache_dtype not in PLAIN_DTYPES:
+        raise BadValue("kv_cache_dtype", caching.cache_dtype, f"one of {sorted(PLAIN_DTYPES)}")
+    if not caching.enable_prefix_caching:
+        raise BadValue("enable_prefix_caching", False, "True: the pool goes by its block hashes")
+    hashed = cache.hash_block_size or caching.block_size
+    for number, group in enumerate(cache.kv_cache_groups):
+        spec = group.kv_cache_spec
+        if type(spec).__name__ not in KINDS:
+            kinds = ", ".join(KINDS)
+            raise BadValue(f"groups[{number}]", type(spec).__name__, f"one of {kinds}")
+        if spec.block_size != hashed:
+            raise BadValue(f"groups[{number}].block_size", spec.block_size, f"{hashed}, as hashed")
+
+
+def _group(config: Vllm, group: Vllm) -> EngineGroup:
+    spec = group.kv_cache_spec
+    kind = KINDS[type(spec).__name__]
+    window = 0
+    if kind is Attention.SLIDING:
+        # What vLLM retains beyond the window it may read again.
+        window = spec.sliding_window + spec.extra_retained_tokens
+    made = EngineGroup(
+        kind,
+        tuple(group.layer_names),
+        1 if kind is Attention.LATENT else _heads(config, spec),
+        spec.head_size,
+        0 if kind is Attention.LATENT else spec.head_size_v,
+        window,
+    )
+    ranks = 1 if kind is Attention.LATENT else config.parallel_config.tensor_parallel_size
+    heads = max(1, made.kv_heads // ranks)
+    plain = spec.block_size * heads * (made.key_dim + made.value_dim) * spec.dtype.itemsize
+    if spec.page_size_bytes != plain:
+        raise BadValue("page_size_bytes", spec.page_size_bytes, f"{plain}: keys and values alone")
+    return made
+
+
+def _heads(config: Vllm, spec: Vllm) -> int:
+    """KV heads of the whole model; ranks beyond their number hold copies."""
+    total: int = config.model_config.get_total_num_kv_heads()
+    ranks: int = config.parallel_config.tensor_parallel_size
+    return total if total < ranks else spec.num_kv_heads * ranks
+
+
+def _seed(algorithm: str, environment: Mapping[str, str]) -> str:
+    seed = environment.get("PYTHONHASHSEED")
+    if seed is not None:
+        return f"PYTHONHASHSEED={seed}"
+    return UNSEEDED if algorithm.startswith("xxhash") else DEFAULT_SEED
+
+
+def config_digest(values: Mapping[str, object]) -> str:
+    """SHA-256 of a model's configuration, less what says nothing of the model."""
+    kept = {name: value for name, value in values.items() if name not in NOT_OF_THE_MODEL}
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def revision_of(model: Vllm) -> str:
+    """What names the weights: a hub's commit, or a digest of the files."""
+    folder = Path(model.model)
+    if not folder.is_dir():
+        if model.revision and len(model.revision) == COMMIT_LETTERS:
+            return str(model.revision)
+        want = "a commit of 40 letters, for a model that is no folder; or a revision of your own"
+        raise BadValue("revision", model.revision, want)
+    if folder.parent.name == "snapshots" and len(folder.name) == COMMIT_LETTERS:
+        return folder.name
+    return weights_digest(folder)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over names and bytes of all weight files in a folder, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".safetensors", ".bin", ".pt", ".gguf"):
+            continue
+        digest.update(f"{path.name}:{path.stat().st_size};".encode())
+        with path.open("rb") as file:
+            while piece := file.read(READ_BYTES):
+                digest.update(piece)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def platform() -> str:
+    """What kernels choose the interior of a block by, beside its shape."""
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        return f"cuda {major}.{minor}"
+    has = torch.cpu.get_capabilities()
+    return " ".join(
+        ["cpu", str(has["architecture"]), *(each for each in CPU_KINDS if has.get(each))]
+    )

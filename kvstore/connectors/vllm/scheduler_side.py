@@ -1,0 +1,207 @@
+"""The half that sits in vLLM's scheduler: what may be loaded, what is to be loaded and saved.
+
+Runs in the scheduler's thread and never waits there; a thread beside it asks the pool. Reads
+vLLM's requests and outputs by the names of their attributes, and imports none of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kvstore.connectors.engine_lookups import Answer, Held, Lookups, Question
+from kvstore.connectors.engine_saves import BlockRun, Load, Saves, Scheduled, loads_of
+from kvstore.connectors.one_thread import OneThread
+from kvstore.namespace import Attention
+from kvstore.page import PageChain, engine_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.clock import Clock
+    from kvstore.connectors.engine_pool import EnginePool, Reached
+    from kvstore.connectors.vllm.foreign import Request, StepOutput
+    from kvstore.namespace import Namespace
+
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class Orders(NamedTuple):
+    """What the workers are to do around one step."""
+
+    loads: tuple[Load, ...]
+    saves: tuple[BlockRun, ...]
+
+
+class SchedulerSide:
+    """One scheduler's connector, for the scheduler's thread."""
+
+    def __init__(
+        self,
+        namespaces: Sequence[Namespace],
+        pool: EnginePool,
+        clock: Clock,
+        timeout_s: float,
+        deadline_s: float,
+    ) -> None:
+        """`namespaces` has one for each cache group, in vLLM's order.
+
+        A request is held back for `deadline_s` at most; a call to the pool may take `timeout_s`.
+        """
+        self._pool = pool
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._namespaces = tuple(namespaces)
+        kinds = [each.content.groups[0] for each in namespaces]
+        self._chained = tuple(each.attention is not Attention.SLIDING for each in kinds)
+        self._block_tokens = namespaces[0].layout.page_tokens
+        windows = [-(-(each.window_tokens - 1) // self._block_tokens) for each in kinds]
+        reach = [n for n, chained in zip(windows, self._chained, strict=True) if not chained]
+        self._lookups = Lookups(reach, self._block_tokens, self._ask, pool.note_late, deadline_s)
+        self._saves = Saves(self._chained)
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._thread = OneThread("kvharbor-lookups")
+        self._requests: dict[str, Request] = {}
+        self._local: dict[str, int] = {}
+        """Blocks that the engine had when it last asked for a request."""
+        self._to_load: list[Load] = []
+        self._loading: dict[str, frozenset[int]] = {}
+        """Blocks of each request whose load is not known to have ended."""
+        self.counts: Counter[str] = Counter()
+        """Totals since the start; see connector statistics."""
+
+    def reach(self) -> None:
+        """Have the pool looked for beside the scheduler's thread, before it is needed."""
+        self._thread.run(lambda: self._pool.call("reaching the pool", lambda _: None, None))
+
+    def on_new_request(self, request: Request) -> None:
+        """Ask the pool for it at once."""
+        rid = request.request_id
+        self._requests[rid] = request
+        hold = self._pool.is_worth_asking
+        self._lookups.begin(rid, request.block_hashes, self._clock.now_s(), hold=hold)
+
+    def matched_tokens(self, request: Request, computed_tokens: int) -> int | None:
+        """Tokens that can be loaded beyond those that the engine has; None: ask again."""
+        now_s = self._clock.now_s()
+        self._hear(now_s)
+        first = computed_tokens // self._block_tokens
+        rid = request.request_id
+        blocks = self._lookups.blocks(rid, request.block_hashes, first, request.num_tokens, now_s)
+        if blocks is None:
+            return None
+        self._local[rid] = first
+        return blocks * self._block_tokens
+
+    def allotted(self, request: Request, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        """The engine has made room for what was promised, if anything was."""
+        if not tokens:
+            return
+        rid = request.request_id
+        first = self._local[rid]
+        stop = first + tokens // self._block_tokens
+        runs = loads_of(request.block_hashes, tables, first, stop)
+        self._to_load.append(Load(rid, runs))
+        self._loading[rid] = frozenset(block for run in runs for block in run.blocks)
+        self.counts["promised_pages"] += stop - first
+
+    def orders(self, output: StepOutput) -> Orders:
+        """What to do around the step that vLLM has just planned."""
+        loads, self._to_load = tuple(self._to_load), []
+        for new in output.scheduled_new_reqs:
+            self._saves.allot(new.req_id, new.block_ids)
+        known = output.scheduled_cached_reqs
+        for rid, blocks in zip(known.req_ids, known.new_block_ids, strict=True):
+            if blocks is None:
+                continue
+            if rid in known.resumed_req_ids:
+                self._saves.allot(rid, blocks)
+            else:
+                self._saves.append(rid, blocks)
+        if not self._pool.is_worth_asking:
+            return Orders(loads, ())
+        self._hear(self._clock.now_s())
+        saves: list[BlockRun] = []
+        for new in output.scheduled_new_reqs:
+            saves += self._saves_of(new.req_id, new.num_computed_tokens, output)
+        for rid, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
+            saves += self._saves_of(rid, computed, output)
+        return Orders(loads, tuple(saves))
+
+    def _saves_of(self, rid: str, computed: int, output: StepOutput) -> list[BlockRun]:
+        self._loading.pop(rid, None)
+        full = (computed + output.num_scheduled_tokens[rid]) // self._block_tokens
+        new_from = computed // self._block_tokens
+        scheduled = Scheduled(rid, self._requests[rid].block_hashes, new_from, full)
+        return self._saves.plan(scheduled, self._lookups.held(rid), self._clock.now_s())
+
+    def loads_failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        """Workers could not bring these requests' blocks, or these blocks."""
+        bad = frozenset(blocks)
+        failed = {rid for rid, loading in self._loading.items() if loading & bad}
+        for rid in failed.union(requests):
+            self.counts["failed_loads"] += 1
+            self._loading.pop(rid, None)
+            self._lookups.load_failed(rid)
+            self._saves.start_over(rid)
+
+    def finished(self, rid: str) -> None:
+        """The request has ended, by itself or not; its blocks are vLLM's again."""
+        self._requests.pop(rid, None)
+        self._local.pop(rid, None)
+        self._loading.pop(rid, None)
+        self._lookups.end(rid)
+        self._saves.end(rid)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of which something is remembered."""
+        return max(len(self._requests), len(self._lookups), len(self._saves))
+
+    def close(self) -> None:
+        """End the thread and the connection."""
+        self._thread.close(CLOSE_TIMEOUT_S)
+        self._pool.close()
+
+    def _ask(self, question: Question) -> None:
+        self.counts["lookups"] += 1
+        self._thread.run(lambda: self._answers.put(self._answered(question)))
+
+    def _answered(self, question: Question) -> Answer:
+        """In the thread beside the scheduler's."""
+        if not question.hashes:
+            return Answer(question.request, question.number, Held(0, self._no_windows()))
+        held = self._pool.call("a lookup", lambda pool: self._held(pool, question.hashes), None)
+        return Answer(question.request, question.number, held)
+
+    def _no_windows(self) -> tuple[bytes, ...]:
+        return (b"",) * self._chained.count(False)
+
+    def _held(self, pool: Reached, hashes: Sequence[bytes]) -> Held:
+        """Ask for the chains first: what follows their end is of no use in a window."""
+        leading = len(hashes)
+        for chained, opened in zip(self._chained, pool.opened, strict=True):
+            if chained and leading:
+                chain = _chain(opened.namespace, hashes[:leading])
+                match = pool.store.match_prefix(opened, chain, timeout_s=self._timeout_s)
+                leading = match.pages
+        windows: list[bytes] = []
+        for chained, opened in zip(self._chained, pool.opened, strict=True):
+            if not chained:
+                chain = _chain(opened.namespace, hashes[:leading])
+                found = pool.store.lookup(opened, chain, timeout_s=self._timeout_s)
+                windows.append(found.readable)
+        return Held(leading, tuple(windows))
+
+    def _hear(self, now_s: float) -> None:
+        while True:
+            try:
+                answer = self._answers.get_nowait()
+            except Empty:
+                return
+            self._lookups.hear(answer, now_s)
+
+
+def _chain(namespace: Namespace, hashes: Sequence[bytes]) -> PageChain:
+    return PageChain(b"".join([engine_key(namespace.id, bytes(each)) for each in hashes]))

@@ -1,0 +1,232 @@
+"""What is read of vLLM's configuration, and what is refused by its name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from kvstore.connectors.engine_namespace import EngineFields, namespaces
+from kvstore.connectors.vllm.fields import (
+    DEFAULT_SEED,
+    config_digest,
+    engine_fields,
+    weights_digest,
+)
+from kvstore.connectors.vllm.settings import Settings, settings_of
+from kvstore.errors import BadValue
+from kvstore.namespace import Attention
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvstore.connectors.vllm.foreign import Vllm
+
+HEADS, DIM, BLOCK = 4, 32, 32
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """As vLLM calls it."""
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    """As vLLM calls it."""
+
+
+class MLAAttentionSpec(SimpleNamespace):
+    """As vLLM calls it."""
+
+
+class MambaSpec(SimpleNamespace):
+    """As vLLM calls it."""
+
+
+def spec_of(kind: type = FullAttentionSpec, heads: int = HEADS, **fields: object) -> Vllm:
+    values: dict[str, Any] = {
+        "block_size": BLOCK,
+        "num_kv_heads": heads,
+        "head_size": DIM,
+        "head_size_v": DIM,
+        "dtype": torch.bfloat16,
+        **fields,
+    }
+    values.setdefault(
+        "page_size_bytes", BLOCK * heads * (values["head_size"] + values["head_size_v"]) * 2
+    )
+    return kind(**values)
+
+
+class Config:
+    """The parts of vLLM's configuration that are read."""
+
+    def __init__(self, *specs: SimpleNamespace) -> None:
+        self.model = SimpleNamespace(
+            model="org/model", revision=COMMIT, dtype=torch.bfloat16, quantization=None,
+            hf_config=SimpleNamespace(to_dict=lambda: {"rope_theta": 1e4}),
+            get_total_num_kv_heads=lambda: HEADS,
+        )  # fmt: skip
+        self.caching = SimpleNamespace(
+            block_size=BLOCK, cache_dtype="auto", enable_prefix_caching=True,
+            prefix_caching_hash_algo="sha256_cbor",
+        )  # fmt: skip
+        self.parallel = SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1,
+            decode_context_parallel_size=1, prefill_context_parallel_size=1,
+        )  # fmt: skip
+        groups = [
+            SimpleNamespace(layer_names=[f"layers.{i}"], kv_cache_spec=spec)
+            for i, spec in enumerate(specs or [spec_of()])
+        ]
+        self.cache = SimpleNamespace(
+            kv_cache_groups=groups, kv_cache_layout="NHD", hash_block_size=None
+        )
+        self.environment: dict[str, str] = {}
+
+    def fields(self, settings: Settings | None = None) -> EngineFields:
+        whole = SimpleNamespace(
+            model_config=self.model, cache_config=self.caching, parallel_config=self.parallel
+        )
+        return engine_fields(
+            whole, self.cache, "0.32.0+cpu", settings or Settings(), self.environment
+        )
+
+
+def refusal(config: Config) -> str:
+    with pytest.raises(BadValue) as caught:
+        config.fields()
+    return caught.value.field
+
+
+def test_all_of_it_is_read() -> None:
+    fields = Config(spec_of(), spec_of(SlidingWindowSpec, sliding_window=64,
+                    extra_retained_tokens=2)).fields()  # fmt: skip
+    assert fields.engine == "vllm 0.32"
+    assert (fields.model, fields.revision) == ("org/model", COMMIT)
+    assert (fields.kv_dtype, fields.quantization) == ("bfloat16", "none")
+    assert (fields.hash_algorithm, fields.hash_seed) == ("sha256_cbor", DEFAULT_SEED)
+    full, sliding = fields.groups
+    assert (full.attention, full.kv_heads, full.window_tokens) == (Attention.FULL, HEADS, 0)
+    assert (sliding.attention, sliding.window_tokens) == (Attention.SLIDING, 66)
+
+
+def test_sizes_are_the_engines() -> None:
+    (namespace,) = namespaces(Config().fields())
+    assert namespace.page_bytes == BLOCK * HEADS * 2 * DIM * 2
+
+
+def test_heads_are_counted_over_all_ranks() -> None:
+    config = Config(spec_of(heads=HEADS // 2))
+    config.parallel.tensor_parallel_size = 2
+    assert config.fields().groups[0].kv_heads == HEADS
+    config = Config(spec_of(heads=1))
+    config.parallel.tensor_parallel_size = 2 * HEADS
+    assert config.fields().groups[0].kv_heads == HEADS
+
+
+def test_a_latent_is_one_head_on_all_ranks() -> None:
+    config = Config(spec_of(MLAAttentionSpec, heads=1, head_size=576, head_size_v=0))
+    config.parallel.tensor_parallel_size = 2
+    (group,) = config.fields().groups
+    assert (group.attention, group.kv_heads, group.key_dim, group.value_dim) == (
+        Attention.LATENT, 1, 576, 0,
+    )  # fmt: skip
+
+
+def test_a_seed_of_the_environment_is_part_of_it() -> None:
+    config = Config()
+    config.environment = {"PYTHONHASHSEED": "7"}
+    assert config.fields().hash_seed == "PYTHONHASHSEED=7"
+
+
+def test_xxhash_has_a_seed_only_where_one_is_given() -> None:
+    config = Config()
+    config.caching.prefix_caching_hash_algo = "xxhash_cbor"
+    assert config.fields().hash_seed == ""
+    config.environment = {"PYTHONHASHSEED": "0"}
+    assert config.fields().hash_seed == "PYTHONHASHSEED=0"
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("parallel", "pipeline_parallel_size", 2),
+        ("parallel", "decode_context_parallel_size", 2),
+        ("parallel", "prefill_context_parallel_size", 2),
+        ("caching", "enable_prefix_caching", False),
+    ],
+)
+def test_what_has_no_pages_is_refused_by_name(part: str, field: str, value: object) -> None:
+    config = Config()
+    setattr(getattr(config, part), field, value)
+    assert refusal(config) == field
+
+
+def test_quantised_caches_are_refused() -> None:
+    config = Config()
+    config.caching.cache_dtype = "fp8"
+    assert refusal(config) == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (spec_of(MambaSpec), "groups[0]"),
+        (spec_of(block_size=16), "groups[0].block_size"),
+        (spec_of(page_size_bytes=1), "page_size_bytes"),
+    ],
+)
+def test_groups_that_are_not_keys_and_values_are_refused(spec: Vllm, field: str) -> None:
+    assert refusal(Config(spec)) == field
+
+
+def test_weights_that_have_no_name_are_refused() -> None:
+    config = Config()
+    config.model.revision = "main"  # which is another commit tomorrow
+    assert refusal(config) == "revision"
+    assert config.fields(Settings(revision="v1")).revision == "v1"
+
+
+def test_a_folder_is_named_by_its_weights(tmp_path: Path) -> None:
+    config = Config()
+    config.model.model = str(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    (tmp_path / "README").write_text("says nothing of the weights")
+    one = config.fields().revision
+    assert one == weights_digest(tmp_path)
+    (tmp_path / "README").write_text("changed")
+    assert config.fields().revision == one
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert config.fields().revision != one
+
+
+def test_a_snapshot_of_a_hub_is_named_by_its_commit(tmp_path: Path) -> None:
+    config = Config()
+    folder = tmp_path / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    config.model.model = str(folder)
+    assert config.fields().revision == COMMIT
+
+
+def test_a_models_configuration_is_told_apart_by_what_it_says_of_the_model() -> None:
+    one = config_digest({"rope_theta": 1e4, "transformers_version": "1"})
+    assert one == config_digest({"transformers_version": "2", "rope_theta": 1e4})
+    assert one != config_digest({"rope_theta": 1e5, "transformers_version": "1"})
+
+
+def test_settings_have_defaults_and_unknown_ones_are_refused() -> None:
+    assert settings_of({}) == Settings()
+    assert settings_of({"masters": "a:1,b:2", "timeout_s": 2}).masters == "a:1,b:2"
+    with pytest.raises(BadValue, match="mastre"):
+        settings_of({"mastre": "a:1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timeout_s", 0), ("timeout_s", 1e9), ("lookup_deadline_s", 2.0), ("save_buffer_bytes", -1)],
+)
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(BadValue, match=name):
+        settings_of({name: value})

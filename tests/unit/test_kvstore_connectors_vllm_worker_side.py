@@ -1,0 +1,245 @@
+"""A rank's half of the vLLM connector: bytes out, verified bytes in, and what failures lead to."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from kvstore.client.outcomes import MissReason
+from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
+from kvstore.connectors.engine_pool import EnginePool
+from kvstore.connectors.engine_saves import BlockRun, Load
+from kvstore.connectors.vllm import worker_side
+from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, Arrived, WorkerSide
+from kvstore.errors import ConfigError, LayoutMismatch, Unavailable
+from kvstore.namespace import Attention
+from kvstore.page import engine_key
+from tests.fakes import ManualClock
+from tests.unit.engine_store import EngineFakeStore
+
+BLOCKS, TOKENS, HEADS, DIM = 10, 16, 2, 8
+HASHES = tuple(bytes([i]) * 32 for i in range(1, 9))
+FULL = EngineGroup(Attention.FULL, ("l0", "l2"), HEADS, DIM, DIM)
+SLIDING = EngineGroup(Attention.SLIDING, ("l1", "l3"), HEADS, DIM, DIM, 32)
+LATENT = EngineGroup(Attention.LATENT, ("l0", "l2"), 1, HEADS * 2 * DIM, 0)
+FIELDS = EngineFields(
+    engine="e", model="m", revision="r", tenant="t", kv_dtype="float32", compute_dtype="float32",
+    quantization="", config_digest="", hash_algorithm="sha256_cbor", hash_seed="s",
+    block_tokens=TOKENS, tensor_parallel=1, block_order="o", groups=(FULL,),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Touching 32 MiB would be most of the time that these tests take."""
+    monkeypatch.setattr(worker_side, "BUFFER_BYTES", 1 << 16)
+
+
+def layer_of(seed: int, heads: int = HEADS) -> torch.Tensor:
+    """A layer's cache, every number another one."""
+    shape = (BLOCKS, heads, TOKENS, 2 * DIM)
+    count = BLOCKS * heads * TOKENS * 2 * DIM
+    return (torch.arange(count, dtype=torch.float32) + seed * 100_000).view(shape)
+
+
+class Rank:
+    """One rank with its engine's memory; all ranks of a test share a store."""
+
+    def __init__(
+        self, fields: EngineFields, rank: int = 0, store: EngineFakeStore | None = None
+    ) -> None:
+        self.store = store or EngineFakeStore()
+        self.namespaces = namespaces(fields)
+        self.clock = ManualClock()
+        self.pool = EnginePool(lambda: self.store, self.namespaces, self.clock)
+        self.side = WorkerSide(self.namespaces, rank, self.pool, 1.0, 1 << 20)
+        self.names = [group.layers for group in fields.groups]
+        flat = [name for group in self.names for name in group]
+        heads = HEADS // fields.tensor_parallel if fields.groups[0] is not LATENT else HEADS
+        self.caches = {name: layer_of(8 * rank + i, heads) for i, name in enumerate(flat)}
+        self.side.register(self.caches, self.names, BLOCKS)
+        self.side.reach()
+        self.wait()
+
+    def save(self, *runs: BlockRun) -> None:
+        """Save, and wait until all of it was put."""
+        self.side.save(runs)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the thread beside the engine's has nothing left to do."""
+        self.side._thread.close(30.0)  # noqa: SLF001 -- the only way to wait for what is put
+        self.side._thread._is_closed = False  # noqa: SLF001 -- and to go on afterwards
+
+    def load(self, *runs: BlockRun) -> None:
+        self.side.load([Load("r", runs)])
+
+    def blank(self) -> None:
+        for cache in self.caches.values():
+            cache.zero_()
+
+    def held(self, group: int = 0) -> set[int]:
+        """Numbers of the hashes whose pages are stored."""
+        ids = self.namespaces[group].id
+        keys = {bytes(engine_key(ids, each)): i for i, each in enumerate(HASHES)}
+        return {keys[key] for key, _ in self.store.held if key in keys}
+
+
+def run(group: int, first: int, blocks: tuple[int, ...]) -> BlockRun:
+    parent = HASHES[first - 1] if first else b""
+    return BlockRun(group, parent, HASHES[first : first + len(blocks)], blocks)
+
+
+def same(one: torch.Tensor, other: torch.Tensor, to: int, of: int) -> bool:
+    return torch.equal(one[to], other[of])
+
+
+def test_blocks_come_back_bit_by_bit_to_other_places() -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 7, 1)))
+    kept = {name: cache.clone() for name, cache in rank.caches.items()}
+    rank.blank()
+    rank.load(run(0, 0, (9, 2, 4)))
+    for name, cache in rank.caches.items():
+        assert [same(cache, kept[name], *pair) for pair in ((9, 3), (2, 7), (4, 1))] == [True] * 3
+        assert not cache[[0, 1, 3, 5, 6, 7, 8]].any()
+    arrived = rank.side.arrived()
+    assert arrived == Arrived(frozenset({"r"}), frozenset(), frozenset())
+    assert rank.side.arrived() == NOTHING_ARRIVED
+    rank.side.close()
+    assert rank.store.closed
+
+
+def test_a_pool_that_was_not_reached_yet_is_looked_for_by_the_first_save() -> None:
+    rank = Rank(FIELDS)
+    rank.pool = EnginePool(lambda: rank.store, rank.namespaces, rank.clock)
+    rank.side = WorkerSide(rank.namespaces, 0, rank.pool, 1.0, 1 << 20)
+    rank.side.register(rank.caches, rank.names, BLOCKS)
+    rank.save(run(0, 0, (3,)))
+    assert rank.side.counts["dropped_pages"] == 1
+    rank.save(run(0, 0, (3,)))
+    assert rank.held() == {0}
+    rank.side.close()
+
+
+def test_a_saved_block_may_be_reused_at_once() -> None:
+    rank = Rank(FIELDS)
+    before = rank.caches["l0"][3].clone()
+    rank.side.save([run(0, 0, (3,))])
+    rank.blank()
+    rank.save()
+    rank.load(run(0, 0, (5,)))
+    assert torch.equal(rank.caches["l0"][5], before)
+    rank.side.close()
+
+
+def test_pages_with_a_window_need_no_parent() -> None:
+    rank = Rank(msgspec.structs.replace(FIELDS, groups=(FULL, SLIDING)))
+    rank.save(run(0, 2, (3, 4)), run(1, 2, (3, 4)))
+    assert rank.held(0) == set()
+    assert rank.held(1) == {2, 3}
+    assert rank.side.counts["refused_pages"] == 2
+    rank.side.close()
+
+
+def test_blocks_that_do_not_come_are_told_by_number_where_that_is_enough() -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 4, 5)))
+    rank.store.spoil[engine_key(rank.namespaces[0].id, HASHES[1])] = MissReason.CHECKSUM
+    rank.blank()
+    rank.load(run(0, 0, (3, 4, 5)))
+    arrived = rank.side.arrived()
+    assert arrived == Arrived(frozenset({"r"}), frozenset(), frozenset({4}))
+    assert not rank.caches["l0"][4].any()
+    assert rank.caches["l0"][5].any()
+    rank.side.close()
+
+
+def test_a_request_of_several_groups_fails_as_a_whole() -> None:
+    rank = Rank(msgspec.structs.replace(FIELDS, groups=(FULL, SLIDING)))
+    rank.save(run(0, 0, (3, 4)))
+    rank.load(run(0, 0, (3, 4)), run(1, 0, (3, 4)))
+    ours = frozenset({"r"})
+    assert rank.side.arrived() == Arrived(ours, ours, frozenset())
+    rank.side.close()
+
+
+def test_what_was_evicted_meanwhile_is_missing() -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 4, 5)))
+    rank.store.lose(engine_key(rank.namespaces[0].id, HASHES[1]))
+    rank.load(run(0, 0, (3, 4, 5)))
+    assert rank.side.arrived().bad_blocks == {4, 5}
+    rank.side.close()
+
+
+@pytest.mark.parametrize("call", ["match_prefix", "read"])
+def test_trouble_with_the_pool_is_a_miss_of_all(call: str) -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 4)))
+    rank.store.fail[call] = Unavailable("gone")
+    rank.load(run(0, 0, (3, 4)))
+    assert rank.side.arrived().bad_blocks == {3, 4}
+    assert rank.side.counts["failed_load_pages"] == 2
+    rank.side.close()
+
+
+def test_saves_are_left_out_while_the_pool_is_away() -> None:
+    rank = Rank(FIELDS)
+    rank.store.fail["match_prefix"] = Unavailable("gone")
+    rank.load(run(0, 0, (3,)))
+    rank.save(run(0, 0, (3, 4)))
+    assert rank.held() == set()
+    assert rank.side.counts["failed_save_pages"] == 2
+    rank.side.close()
+
+
+def test_saves_are_left_out_under_pressure() -> None:
+    rank = Rank(FIELDS)
+    rank.side = WorkerSide(rank.namespaces, 0, rank.pool, 1.0, 0)  # one buffer
+    rank.side.register(rank.caches, rank.names, BLOCKS)
+    first = rank.side._take()  # noqa: SLF001 -- a save that stands still
+    assert first is not None
+    rank.side.save([run(0, 0, (3, 4))])
+    assert rank.side.counts["dropped_pages"] == 2
+    rank.side.close()
+
+
+def test_each_rank_saves_and_loads_its_own_part() -> None:
+    fields = msgspec.structs.replace(FIELDS, tensor_parallel=2)
+    one = Rank(fields, 0)
+    two = Rank(fields, 1, one.store)
+    one.save(run(0, 0, (3,)))
+    one.load(run(0, 0, (5,)))
+    assert one.side.arrived().bad_blocks == {5}  # the other part is not there yet
+    two.save(run(0, 0, (3,)))
+    for rank in (one, two):
+        before = rank.caches["l0"][3].clone()
+        rank.load(run(0, 0, (5,)))
+        assert not rank.side.arrived().bad_blocks
+        assert torch.equal(rank.caches["l0"][5], before)
+        rank.side.close()
+
+
+def test_a_latent_is_saved_by_one_rank_and_loaded_by_all() -> None:
+    fields = msgspec.structs.replace(FIELDS, groups=(LATENT,), tensor_parallel=2)
+    one = Rank(fields, 0)
+    two = Rank(fields, 1, one.store)
+    two.save(run(0, 0, (3,)))
+    assert two.held() == set()
+    one.save(run(0, 0, (3,)))
+    two.load(run(0, 0, (5,)))
+    assert torch.equal(two.caches["l0"][5], one.caches["l0"][3])
+    for rank in (one, two):
+        rank.side.close()
+
+
+def test_memory_that_is_not_the_layouts_is_refused() -> None:
+    rank = Rank(FIELDS)
+    side = WorkerSide(rank.namespaces, 0, rank.pool, 1.0, 0)
+    with pytest.raises(ConfigError, match="'l9'"):
+        side.register(rank.caches, [("l0", "l9")], BLOCKS)
+    with pytest.raises(LayoutMismatch, match="blocks of"):
+        side.register(rank.caches, [("l0",)], BLOCKS)
+    rank.side.close()
