@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tests.etcd_certificates import Certificates
-from tests.processes import free_port, stop
+from tests.processes import stop
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from typing import Self

@@ -1,23 +1,15 @@
-"""What tests do with processes: ports that they are told before they start, and stopping them."""
+"""What tests do with processes: stopping them in a way that can be told."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Final
 
 STOP_S: Final = 30.0
 POLL_S: Final = 0.005
-
-
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def stop(pid: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness import MIB, ProcessClock, Sample
 from benchmarks.peers.child import START_TIMEOUT_S, Child, PeerFailed, die_with_parent
 from benchmarks.regions import Region, same
-from tests.processes import free_port
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

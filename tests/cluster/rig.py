@@ -31,7 +31,7 @@ from tests.cluster.pages import Pages
 from tests.cluster.servers import Server, until
 from tests.cluster.tcp_proxy import Proxies
 from tests.etcd_server import EtcdOptions, EtcdServers
-from tests.processes import free_port
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import Server, until
 from tests.cluster.tcp_proxy import Proxies
 from tests.etcd_server import EtcdServers
-from tests.processes import free_port
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from kvstore.config import read_secret
 from kvstore.errors import ConfigError
 from workers.drills.load import Target
 from workers.drills.network import RAILS, Network, far, near
+from workers.drills.ports import LOOPBACK, free_port
 from workers.drills.processes import START_S, Process, others, until
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from kvstore.wire.messages.tickets import FleetRow, TicketList
 
-LOOPBACK: Final = "127.0.0.1"
 DRAM: Final = "256MiB"
 CHUNK: Final = "16MiB"
 SEGMENT_DIR: Final = Path("/dev/shm")
@@ -188,7 +187,7 @@ class Deployment:
         program = str(own) if own.exists() else shutil.which("etcd")
         if program is None:
             raise ConfigError("etcd: not found on PATH; masters that follow each other need it")
-        client, peer = (f"http://{LOOPBACK}:{_free_port()}" for _ in range(2))
+        client, peer = (f"http://{LOOPBACK}:{free_port()}" for _ in range(2))
         options = (
             "--name=etcd", f"--data-dir={self._folder / 'etcd' / 'data'}",
             f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
@@ -201,7 +200,7 @@ class Deployment:
         return {"endpoints": [client.removeprefix("http://")]}
 
     def _start_master(self, name: str, etcd: Mapping[str, object]) -> None:
-        port, hosts = _free_port(), self._addresses()
+        port, hosts = free_port(), self._addresses()
         places = [f"{host}:{port}" for host in hosts]
         own: dict[str, object] = {
             "name": name,
@@ -221,7 +220,7 @@ class Deployment:
             "segment_dir": str(SEGMENT_DIR), "listen": f"{LOOPBACK}:0",
         }  # fmt: skip
         if self.shape.hosts > 1:
-            port = _free_port()
+            port = free_port()
             places = [f"{far(rail)}:{port}" for rail in RAILS]
             own |= {"listen": f"0.0.0.0:{port}", "advertise": places}
             own |= {"transports": ["tcp"], "host": "far"}
@@ -275,10 +274,3 @@ def _toml(sections: Mapping[str, Mapping[str, object]]) -> str:
         lines.append(f"[{section}]")
         lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
-
-
-def _free_port() -> int:
-    """One of loopback that nobody listens at now."""
-    with socket.create_server((LOOPBACK, 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
