@@ -29,6 +29,7 @@ PAGES: Final = 32
 REPLICAS: Final = 3
 """What stripes of m = 2 are held against."""
 WAIT_S: Final = 60.0
+REST_S: Final = 1.0
 
 
 class StripedPool:
@@ -43,7 +44,7 @@ class StripedPool:
         master: dict[str, object] = {
             "replicas": 1, "placement": "most_free", "replication": "off",
             "erasure": "reed-solomon", "repair_after_s": 3600.0,
-            "erasure_parameters": f"k={self._k}, m={self._m}, cold_after_s=0.2, left_s=0",
+            "erasure_parameters": f"k={self._k}, m={self._m}, cold_after_s=2, left_s=0",
         }  # fmt: skip
         drives = f"{folder / 'drives'}:{drive_bytes}"
         worker: dict[str, object] = {"transports": ["tcp"], "nvme": [drives]}
@@ -80,8 +81,10 @@ class StripedPool:
         return self._rig.status(0).counters.get(name, 0)
 
     def _is_striped(self) -> bool:
+        """Whether most are, as far as pages lie on hosts enough, and no more are being made."""
         made = self._count("stripes_made")
-        is_most = made * self._k >= PAGES * 3 // 4
+        time.sleep(REST_S)
+        is_most = made * self._k >= PAGES // 2 and made == self._count("stripes_made")
         return is_most and self._count("copied_pages_nvme") >= made * self._m
 
     def space(self) -> tuple[float, float]:
