@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.pages import PAGE_TOKENS, PAGES, Pages
 from tests.cluster.servers import until
 from tests.cluster.transports import TRANSPORTS, every_transport
-from tests.cluster.up import Up, remove_segments
+from tests.cluster.up import ADMIN, Up, remove_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A standalone pool that all tests share; they use namespaces of their own."""
     folder = tmp_path_factory.mktemp("shared") / "pool"
-    with Up(folder, every_transport(folder), dram="768MiB") as up:
+    with Up(folder, every_transport(folder), *ADMIN, dram="768MiB") as up:
         yield up
     remove_segments(folder)
 

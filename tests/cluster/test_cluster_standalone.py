@@ -29,7 +29,14 @@ from kvstore.wire.messages.reads import GetStatus, Status
 from master.events import Event, Reply, Request, SessionId, SessionOpened
 from master.state import MasterState
 from master.tunables import Tunables
-from tests.cluster.up import FREE_PORTS, Up, clean_environment, kvharbor, remove_segments
+from tests.cluster.up import (
+    ADMIN,
+    FREE_PORTS,
+    Up,
+    clean_environment,
+    kvharbor,
+    remove_segments,
+)
 from tests.fakes import payload
 
 if TYPE_CHECKING:
@@ -85,7 +92,7 @@ def segment_files(data_dir: Path) -> list[int]:
 
 
 def test_the_ready_line_is_true(data_dir: Path) -> None:
-    with Up(data_dir) as up:
+    with Up(data_dir, *ADMIN) as up:
         ready = up.ready
         assert ready["event"] == "ready"
         assert ready["pid"] == up.process.pid
@@ -103,7 +110,7 @@ def test_the_ready_line_is_true(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_everything_cleanly(data_dir: Path, number: signal.Signals) -> None:
-    with Up(data_dir) as up, watched(up.pid("master"), up.pid("worker")) as parts:
+    with Up(data_dir, *ADMIN) as up, watched(up.pid("master"), up.pid("worker")) as parts:
         assert up.end(number) == (ExitCode.OK, "")
         require_ended(parts)
     assert not list(data_dir.glob("*.json"))
@@ -172,7 +179,7 @@ def test_the_death_of_a_part_ends_the_pool(data_dir: Path, part: str) -> None:
 
 def test_strangers_bytes_on_every_port_harm_nothing(data_dir: Path) -> None:
     random = Random(2)
-    with Up(data_dir) as up:
+    with Up(data_dir, *ADMIN) as up:
         parts = (up.ready["master"], up.ready["worker"])
         ports = [part[port] for part in parts for port in ("listen", "admin")]
         for address in [*ports, f"unix:{up.ready['worker']['unix'].removeprefix('unix:')}"]:
@@ -370,7 +377,7 @@ def test_the_masters_events_can_be_dumped_and_replayed(data_dir: Path) -> None:
 def test_the_ready_text_is_for_people(data_dir: Path) -> None:
     command = [sys.executable, "-P", "-m", "kvstore.cli.main", "up", f"--data-dir={data_dir}"]
     with subprocess.Popen(
-        [*command, *FREE_PORTS, "--dram=64MiB"],
+        [*command, *FREE_PORTS, *ADMIN, "--dram=64MiB"],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         text=True,
