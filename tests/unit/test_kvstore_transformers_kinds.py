@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicIndexedLayer, LinearAttentionLayer
 
-from kvstore.client.outcomes import MissReason
+from kvstore.client.outcomes import MissReason, RefusedReason
 from kvstore.client.prefix import Kept
 from kvstore.client.tensors import ORDER
 from kvstore.connectors.transformers import PooledPrefix, UnsupportedCache, content_of, states
@@ -191,6 +191,13 @@ def test_states_are_cut_into_pieces(
     assert store.puts[piece] == 2
     assert max(store.puts[key] for key in store.objects if key != piece) == 1
     assert pooled(store, model).fetch(TOKENS)[1].tokens == END
+
+
+def test_no_states_are_kept_behind_pages_that_were_refused(store: FakeStore) -> None:
+    prefix = pooled(store, gemma3().eval())
+    store.refuse[pages_of(store, prefix, TOKENS)[1]] = RefusedReason.OUT_OF_SPACE
+    assert prefix.prefill(TOKENS).kept.trouble == "out_of_space"
+    assert not store.objects
 
 
 def test_a_put_that_is_cut_short_leaves_nothing_to_be_found(

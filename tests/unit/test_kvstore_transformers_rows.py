@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from kvstore.client.outcomes import MissReason
 from kvstore.connectors.transformers import (
     PooledPrefix,
     PooledRows,
@@ -134,6 +135,19 @@ def test_a_window_that_is_lost_meanwhile_is_told(
     monkeypatch.setitem(store.fail, "lookup", Unavailable("gone"))
     fetched = PooledRows(prefix).fetch([LONG])
     assert (fetched.columns, fetched.trouble) == (0, "unavailable: gone")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+def test_rows_that_come_to_different_ends_are_not_joined(store: FakeStore, name: str) -> None:
+    model = model_of(name)
+    prefix = pooled(store, model)
+    other = LONG[::-1]
+    prefix.prefill(LONG, also_at=[PAGE])
+    prefix.prefill(other, also_at=[PAGE])
+    store.spoil[store.objects[-1]] = MissReason.STALE  # the other row comes to its first page
+    fetched = PooledRows(prefix).fetch([LONG, other])
+    assert fetched.columns == 0
+    assert torch.equal(answers(model, [LONG, other], fetched.cache), answers(model, [LONG, other]))
 
 
 @pytest.mark.parametrize("name", ["lfm2", "falcon_h1", "qwen3_next"])

@@ -151,8 +151,6 @@ class PooledStates:
         with self._staging.take(sizes[0]) as buffer:
             for piece in range(len(sizes)):
                 found = self._store.lookup(self._opened, self._opened.names([_name(key, piece)]))
-                if not all(found.hits):
-                    return 0
                 (outcome,) = self._store.read(found, buffer, [0])
                 if not isinstance(outcome, Hit):
                     return 0
