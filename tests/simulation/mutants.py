@@ -384,14 +384,7 @@ _GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, Changes], ...]] = (
     (replica_mutants.trimming_leaves_none, "I13 I16 I34", replica_mutants.REPLICAS),
     (relocation_mutants.relocations_take_the_last, "I13 I16", WISHES),
     (relocation_mutants.drained_workers_are_filled, "I36", WISHES),
-    (ticket_mutants.tokens_of_old_claims_are_streamed, "I40", ticket_mutants.ASLEEP),
-    (ticket_mutants.old_claims_are_heard, "I40", ticket_mutants.TICKETS),
-    (ticket_mutants.parts_are_told_to_old_claims, "I40", ticket_mutants.TICKETS),
-    (ticket_mutants.credit_is_not_returned, "I39", ticket_mutants.TICKETS),
-    (ticket_mutants.pins_outlive_their_ticket, "I39", ticket_mutants.TICKETS),
-    (ticket_mutants.staged_pages_are_not_kept, "I31", ticket_mutants.STAGED),
-    (ticket_mutants.routes_outlive_their_worker, "I41", ticket_mutants.TICKETS),
-    (ticket_mutants.requests_are_not_known_again, "I42", ticket_mutants.TICKETS),
+    *ticket_mutants.GUARDS,
     (doubted_copies_stay_staged, "liveness", {**LONELY_DISKS, **MANY_FLIPS}),
 )
 MUTANTS: Final = {

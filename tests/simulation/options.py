@@ -81,10 +81,14 @@ class Options:
     """Wishes of an operator."""
     tickets: float = 0.0
     """Requests a second of each gateway; 0: there is neither gateway nor inference worker."""
+    both: int = 0
+    """Inference workers of role both, who may be asked to do all of a request."""
+    roles: bool = False
+    """Whether prefill and decode workers change their roles, and some have refused a ticket."""
     etcd_faults: float = 0.0
     stale_read_max_s: float = 300.0
     fault_kinds: tuple[str, ...] = ()
-    """Who is crashed and paused: master, worker, client, etcd, gateway, prefill, decode."""
+    """Who is crashed and paused: master, worker, client, etcd, gateway, prefill, decode, both."""
 
     @property
     def geometry(self) -> Geometry:
@@ -107,6 +111,7 @@ class Options:
             repair_after_s=self.repair_after_s, copy_bytes_per_s=self.copy_bytes_per_s,
             replication_parameters=self._heat, staging_bytes=STAGED_BYTES,
             route_ahead=1e6,  # whenever a prefill worker lets it
+            colocation_parameters={"tokens": 0}, roles_parameters=RESTLESS,
         )  # fmt: skip
 
     @property
@@ -117,6 +122,11 @@ class Options:
 
 
 CALM: Final = Options()
+RESTLESS: Final[dict[str, object]] = {
+    "queue_s": 0.01, "busy_max": 1.0, "load": 0.3, "load_max": 1.0, "lasting_s": 0.0,
+    "dwell_s": 1.0,
+}  # fmt: skip
+"""Parameters of roles: whatever waits is a reason to change, where workers offer it."""
 
 
 def weather_of(random: Random) -> Weather:
@@ -210,12 +220,18 @@ def _replicas_of(random: Random, workers: int) -> dict[str, Any]:
 
 
 def _tickets_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of Options about tickets: a third of the pools serve requests."""
+    """Fields of Options about tickets: a third of the pools serve requests, of those every other
+    one has a worker of both roles, and every other one some that change theirs.
+    """
     tickets = random.choice((0.0, 0.0, 0.0, 0.0, 0.5, 2.0))
     if not tickets:
         return {}
     struck = [kind for kind in ("gateway", "prefill", "decode") if random.random() < 0.5]
-    return {"tickets": tickets, "fault_kinds": (*kinds, *struck)}
+    both, roles = random.choice((0, 1)), random.random() < 0.5
+    if both and random.random() < 0.5:
+        struck.append("both")
+    fault_kinds = (*kinds, *struck)
+    return {"tickets": tickets, "fault_kinds": fault_kinds, "both": both, "roles": roles}
 
 
 def _masters_of(random: Random, kinds: tuple[str, ...]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kvstore.wire.messages.tickets import (
     LocateParts,
     OpenTicket,
     PartsSealed,
+    RunAlone,
     ShedTicket,
     StageTicket,
     TicketClaimed,
@@ -56,6 +57,8 @@ class PdChecks:
         """The last claim that each gateway listened to."""
         self._claims: dict[int, int] = {}
         """The highest of each ticket."""
+        self._alone: set[int] = set()
+        """Those of which one worker does all: its claim has no number."""
         self._tickets: dict[tuple[int, str], int] = {}
         """By epoch and request."""
         self._shed: dict[int, int] = {}
@@ -158,6 +161,10 @@ class PdChecks:
                 if reply.token <= highest:
                     self._checks.fail("I40", f"claim {reply.token:#x} follows {highest:#x}")
                 self._claims[asked.ticket] = reply.token
+                self._alone.discard(asked.ticket)
+            case RunAlone(), TicketOpened():
+                self._alone.add(asked.ticket)
+                self._let_go(asked.ticket)
             case ((TicketInstalled() | ShedTicket() | FinishTicket()), Done()):
                 self._is_by_the_highest(asked)
             case ((AwaitParts() | LocateParts()), (PartsSealed() | Located())):
@@ -171,6 +178,8 @@ class PdChecks:
 
         What was said in time may be repeated.
         """
+        if not asked.token and asked.ticket in self._alone:
+            return
         highest = self._claims.get(asked.ticket, 0)
         is_repeated = isinstance(asked, FinishTicket) and self._has_ended
         if isinstance(asked, ShedTicket):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.pd_checks import PdChecks
 from tests.simulation.pd_gateway import PdGateway
 from tests.simulation.pd_prompts import Prompts
-from tests.simulation.pd_workers import PdDecode, PdPrefill
+from tests.simulation.pd_workers import PdWorker
 from tests.simulation.tasks import Steps, spawn
 
 if TYPE_CHECKING:
@@ -33,15 +33,14 @@ class PdFleet:
             name: PdGateway(simulation, name, self)
             for name in self._names("gateway", random.choice((1, 2)))
         }
-        self.prefills = {
-            name: PdPrefill(simulation, name, self)
-            for name in self._names("prefill", random.choice((1, 2)))
+        spare, both = int(simulation.options.roles), simulation.options.both
+        counts = {"prefill": random.choice((1, 2)) + spare, "decode": random.choice((1, 2, 3))}
+        self.workers = {
+            name: PdWorker(simulation, name, self, role)
+            for role, count in {**counts, "both": both}.items()
+            for name in self._names(role, count)
         }
-        self.decodes = {
-            name: PdDecode(simulation, name, self)
-            for name in self._names("decode", random.choice((1, 2, 3)))
-        }
-        self.nodes: dict[str, PdNode] = {**self.gateways, **self.prefills, **self.decodes}
+        self.nodes: dict[str, PdNode] = {**self.gateways, **self.workers}
 
     def _names(self, kind: str, count: int) -> list[str]:
         hosts = self._simulation.options.hosts

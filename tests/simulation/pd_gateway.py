@@ -60,8 +60,14 @@ class Request:
     """Fired by whatever the workers say."""
     route: int = 0
     """The present one."""
+    prefill: str = ""
+    """Who computes its prompt."""
+    alone: str = ""
+    """Who does all of it; only that one is listened to."""
     has_given_up: bool = False
-    """Whether the worker of that route has said so."""
+    """Whether its worker has said so."""
+    has_shed: bool = False
+    """Whether that one has put what others need to go on."""
 
     @property
     def is_whole(self) -> bool:
@@ -152,8 +158,9 @@ class PdGateway(PdNode):
         self.holder.drop(ticket)
         self.requests.pop(ticket, None)
         try:
-            if end == "finished" and request.claim:
-                yield from self.run(tickets.finish_ticket(ticket, request.claim, timeout_s=ASK_S))
+            if end == "finished" and (request.claim or request.alone):
+                claim = 0 if request.alone else request.claim
+                yield from self.run(tickets.finish_ticket(ticket, claim, timeout_s=ASK_S))
             else:
                 yield from self.run(tickets.cancel_ticket(ticket, timeout_s=ASK_S))
         except (Unavailable, Fenced, UnknownTicket) as error:
@@ -176,7 +183,11 @@ class PdGateway(PdNode):
             if routed is not None:
                 above = routed.route
                 self.holder.note(ticket, worker=routed.decode)
-                yield from self._stream(request, ticket, above, routed.decode)
+                if (yield from self._stream(request, ticket, above, routed.decode)):
+                    continue
+                again = yield from self._alone(request, ticket, above)
+                if again is not None and not (yield from self._prefilled(request, again)):
+                    return "no prefill"
         return "finished" if request.is_whole else "cancelled"
 
     # --- prefill ------------------------------------------------------------------------------
@@ -184,16 +195,7 @@ class PdGateway(PdNode):
     def _prefilled(self, request: Request, opened: TicketOpened) -> Steps[bool]:
         """Whether some prefill worker has done it."""
         for _ in range(PREFILLS_MAX):
-            request.news = Signal()
-            worker = self.fleet.prefills[opened.prefill]
-            job = Job(self.name, opened.ticket, 0, request.prompt, (), request.count)
-            self.post(worker.name, partial(worker.asked, job))
-            if job.is_ahead:
-                spawn(self.world, self.name, self._route_ahead(request, job))
-            done = yield from wait(self.world, self.name, request.news, PREFILL_PATIENCE_S, None)
-            if done is not None:
-                self.holder.note(opened.ticket, done=done)
-                self._accept(request, done.tokens)
+            if (yield from self._begun(request, opened)):
                 return True
             if self.world.now >= request.deadline_s:
                 return False
@@ -207,6 +209,41 @@ class PdGateway(PdNode):
             self.holder.note(opened.ticket, worker=opened.prefill)
         return False
 
+    def _begun(self, request: Request, opened: TicketOpened) -> Steps[bool]:
+        """Whether the worker that is named has done what it should."""
+        worker, streamed = self.fleet.workers[opened.prefill], tuple(request.tokens)
+        job = Job(self.name, opened.ticket, 0, request.prompt, streamed, request.count)
+        request.news, request.has_given_up = Signal(), False
+        request.prefill, request.alone = worker.name, opened.alone and worker.name
+        if request.alone:
+            request.route = 0
+            self.post(worker.name, partial(worker.asked_alone, job))
+            yield from self._listen(request, PREFILL_PATIENCE_S)
+            return request.is_over
+        self.post(worker.name, partial(worker.asked_prefill, job))
+        if job.is_ahead:
+            spawn(self.world, self.name, self._route_ahead(request, job))
+        done = yield from wait(self.world, self.name, request.news, PREFILL_PATIENCE_S, None)
+        request.prefill = ""
+        if done is not None:
+            self.holder.note(opened.ticket, done=done)
+            self._accept(request, done.tokens)
+        return done is not None
+
+    def _alone(self, request: Request, ticket: int, route: int) -> Steps[TicketOpened | None]:
+        """Who goes on with all of it, now that this route has failed; None: it is routed again."""
+        while self.checks.options.both and self.world.now < request.deadline_s:
+            try:
+                opened = yield from self.run(tickets.run_alone(ticket, route, timeout_s=ASK_S))
+            except (Fenced, UnknownTicket):  # a new master may have routed it, or not know it yet
+                break
+            except Unavailable:
+                continue
+            self.world.counts["tickets: to be gone on with alone"] += 1
+            self.holder.runs_alone(ticket, opened.prefill)
+            return opened
+        return None
+
     def _route_ahead(self, request: Request, job: Job) -> Steps[None]:
         """Have who is chosen before the prompt is computed pull what there is."""
         plan = self.holder.await_route(job.ticket, 0, timeout_s=ASK_S)
@@ -217,30 +254,45 @@ class PdGateway(PdNode):
             return
         if routed is not None and routed.is_ahead and not request.tokens:
             self.world.counts["tickets: routed ahead"] += 1
-            worker = self.fleet.decodes[routed.decode]
+            worker = self.fleet.workers[routed.decode]
             ahead = replace(job, route=routed.route)
             self.post(worker.name, partial(worker.asked_ahead, ahead))
 
     def prefilled(self, ticket: int, worker: str, done: HandOver | None) -> None:
         """A prefill worker says that it is done, or that it will not do it."""
         request = self.requests.get(ticket)
-        if request is not None and not request.tokens:
+        if request is not None and request.prefill == worker:
+            request.has_given_up = done is None
             request.news.fire(done)
+
+    def heard_alone(self, ticket: int, worker: str, tokens: tuple[int, ...]) -> None:
+        """A worker that does all of it has generated so far."""
+        request = self.requests.get(ticket)
+        if request is None or request.alone != worker:
+            self.world.counts["tickets: tokens of others"] += 1
+            return
+        self._accept(request, tokens)
+        request.news.fire(None)
 
     # --- decode -------------------------------------------------------------------------------
 
-    def _stream(self, request: Request, ticket: int, route: int, decode: str) -> Steps[None]:
-        """As long as something comes from that route."""
-        worker = self.fleet.decodes[decode]
+    def _stream(self, request: Request, ticket: int, route: int, decode: str) -> Steps[bool]:
+        """As long as something comes from that route; whether it did not fail."""
+        worker = self.fleet.workers[decode]
         streamed = tuple(request.tokens)
         job = Job(self.name, ticket, route, request.prompt, streamed, request.count)
-        request.route, request.has_given_up = route, False
-        request.news = Signal()
+        request.route, request.has_given_up, request.has_shed = route, False, False
+        request.news, request.alone = Signal(), ""
         self.post(decode, partial(worker.asked, job))
+        yield from self._listen(request, STREAM_PATIENCE_S)
+        return request.is_over or request.has_shed
+
+    def _listen(self, request: Request, patience_s: float) -> Steps[None]:
+        """As long as something comes, at first within that time."""
         while not request.is_over and not request.has_given_up:
             known = len(request.tokens), request.claim
-            yield from wait(self.world, self.name, request.news, STREAM_PATIENCE_S, None)
-            request.news = Signal()
+            yield from wait(self.world, self.name, request.news, patience_s, None)
+            request.news, patience_s = Signal(), STREAM_PATIENCE_S
             if known == (len(request.tokens), request.claim):
                 return
 
@@ -260,7 +312,7 @@ class PdGateway(PdNode):
 
     def is_current(self, request: Request, claim: int) -> bool:
         """Whether nobody has claimed the ticket after this claim, as far as the gateway knows."""
-        return claim >= request.claim
+        return claim >= request.claim and not request.alone
 
     def given_up(self, ticket: int, route: int, shed: HandOver | None) -> None:
         """A decode worker does not go on."""
@@ -269,7 +321,7 @@ class PdGateway(PdNode):
             return
         if shed is not None:
             self.holder.note(ticket, done=shed)
-        request.has_given_up = True
+        request.has_given_up, request.has_shed = True, shed is not None
         request.news.fire(None)
 
     def _accept(self, request: Request, tokens: tuple[int, ...]) -> None:

@@ -1,4 +1,7 @@
-"""Prefill and decode workers of the simulation: they join a fleet, and do what gateways ask."""
+"""Inference workers of the simulation: they join a fleet, and do what gateways ask.
+
+One computes prompts, generates, or both; two of three may be asked to change.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,8 @@ CAPACITY_TOKENS: Final = 400
 BATCH_MAX: Final = 3
 SHEDS: Final = 0.1
 """Chance, at a token, that a decode worker gives a ticket up."""
+REFUSES: Final = 0.4
+"""Chance that a decode worker does not take a ticket, where another one could do all of it."""
 REFUSED: Final = (Unavailable, OutOfSpace, Fenced, UnknownTicket)
 """Why a worker does not do what it was asked."""
 
@@ -53,26 +58,32 @@ class Job:
 
 @dataclass
 class Row:
-    """A ticket that a decode worker has claimed."""
+    """A ticket that a worker has claimed, or runs alone."""
 
     token: int
+    """Of its claim; 0: it runs it alone."""
     tokens: int
 
 
-class PdWorker(PdNode):
-    """What both kinds do: be a member of the fleet."""
+class PdMember(PdNode):
+    """A member of the fleet, that changes its role where it is asked to."""
 
-    fleet_role = ""
-
-    def __init__(self, simulation: Simulation, name: str, fleet: PdFleet) -> None:
+    def __init__(self, simulation: Simulation, name: str, fleet: PdFleet, role: str) -> None:
         """Not started."""
         super().__init__(simulation, name, fleet)
+        self._first_role = role
+        self.role = role
         self.member: Member | None = None
         self.running: dict[int, Row] = {}
+        self.computing: dict[int, int] = {}
+        """Tokens of prompts, by ticket."""
+        self.wanted_role = ""
+        """That it is about to have; empty: none other."""
 
     def start(self) -> None:
         """Join, and beat."""
-        self.member, self.running = None, {}
+        self.member, self.running, self.computing = None, {}, {}
+        self.role, self.wanted_role = self._first_role, ""
         spawn(self.world, self.name, self._live())
 
     def gateway(self, job: Job) -> PdGateway:
@@ -87,47 +98,60 @@ class PdWorker(PdNode):
                     self.member = yield from self.run(
                         tickets.join_fleet(self._wish(), timeout_s=ASK_S)
                     )
-                    self.world.counts[f"tickets: {self.fleet_role} joined"] += 1
+                    self.world.counts[f"tickets: {self.role} joined"] += 1
                 yield from self._beat(self.member)
+                if self.wanted_role and not self.running and not self.computing:
+                    yield from self._change(self.member)
+                    continue
                 yield self.member.beat_every_s
             except Fenced:
                 self.member = None  # the first beat after joining tells which tickets are lost
             except Unavailable:
                 yield 0.1
 
+    def _change(self, member: Member) -> Steps[None]:
+        """Leave, and come back as what was asked for."""
+        self.member, self.role, self.wanted_role = None, self.wanted_role, ""
+        self.world.counts[f"tickets: changed to {self.role}"] += 1
+        yield from self.run(tickets.leave_fleet(member, timeout_s=ASK_S))
+        yield self.random.uniform(0.0, 1.0)
+
     def _wish(self) -> JoinFleet:
-        decodes = self.fleet_role == "decode"
+        decodes = self.role != "prefill"
         return JoinFleet(
-            WHOLE.id, self.name, self.fleet_role, f"{self.name}:1", self.host, "", "",
+            WHOLE.id, self.name, self.role, f"{self.name}:1", self.host, "", "",
             CAPACITY_TOKENS if decodes else 0, BATCH_MAX if decodes else 0,
+            switches=self.checks.options.roles and self.role != "both",
         )  # fmt: skip
 
     def _beat(self, member: Member) -> Steps[None]:
         running = tuple(Running(t, row.token, row.tokens) for t, row in self.running.items())
         message = FleetBeat(
-            WHOLE.id, self.name, member.life, 0, 0.0, 0.0, 0.0, 0.0, running
+            WHOLE.id, self.name, member.life, sum(self.computing.values()), 0.0, 0.0, 0.0, 0.0,
+            running, bool(self.wanted_role),
         )  # fmt: skip
         noted = yield from self.run(tickets.beat(message, timeout_s=ASK_S))
+        self.wanted_role = noted.role or self.wanted_role
         for ticket in noted.fenced:
             self.running.pop(ticket, None)
 
 
-class PdPrefill(PdWorker):
+class PdPrefill(PdMember):
     """Computes prompts."""
 
-    fleet_role = "prefill"
-
-    def asked(self, job: Job) -> None:
+    def asked_prefill(self, job: Job) -> None:
         """A gateway has sent a prompt."""
         spawn(self.world, self.name, self._prefill(job))
 
     def _prefill(self, job: Job) -> Steps[None]:
         done: HandOver | None = None
-        if self.member is not None:
+        if self.member is not None and self.role != "decode":
+            self.computing[job.ticket] = len(job.prompt)
             try:
                 done = yield from self._stage(job, self.member)
             except REFUSED as error:
                 self.world.note(f"{self.name} does not prefill {job.ticket}: {error!r}")
+            self.computing.pop(job.ticket, None)
         self.post(job.gateway, partial(self.gateway(job).prefilled, job.ticket, self.name, done))
 
     def _stage(self, job: Job, member: Member) -> Steps[HandOver]:
@@ -150,10 +174,15 @@ class PdPrefill(PdWorker):
         yield from self.keep(chain.slice(0, (len(chain) + 1) // 2))
 
 
-class PdDecode(PdWorker):
+class PdDecode(PdMember):
     """Installs tickets and generates."""
 
-    fleet_role = "decode"
+    @property
+    def takes_tickets(self) -> bool:
+        """Whether it has room, and stays as it is."""
+        is_willing = not (self.checks.options.both and self.world.chance(REFUSES))
+        has_room = self.role != "prefill" and len(self.running) < BATCH_MAX
+        return is_willing and has_room and not self.wanted_role
 
     def asked(self, job: Job) -> None:
         """A gateway has sent a ticket."""
@@ -193,7 +222,7 @@ class PdDecode(PdWorker):
 
     def _decode(self, job: Job) -> Steps[None]:
         shed: HandOver | None = None
-        if self.member is not None and len(self.running) < BATCH_MAX:
+        if self.member is not None and self.takes_tickets:
             try:
                 shed = yield from self._claimed(job, self.member)
                 if shed is None:
@@ -241,7 +270,7 @@ class PdDecode(PdWorker):
             if is_last:
                 yield from self.run(tickets.finish_ticket(job.ticket, claimed.token))
                 return None
-            if self.world.chance(SHEDS):
+            if self.wanted_role or self.world.chance(SHEDS):
                 return (yield from self._shed(job, claimed.token, tokens))
             yield self.random.uniform(0.01, 0.3)
             tokens = go_on(job.prompt, tokens, len(tokens) + 1)
@@ -251,3 +280,44 @@ class PdDecode(PdWorker):
         yield from self.run(tickets.shed_ticket(job.ticket, token, done, timeout_s=ASK_S))
         self.world.counts["tickets: shed"] += 1
         return done
+
+
+class PdWorker(PdPrefill, PdDecode):
+    """Does what its role is; of role both also all of a request."""
+
+    def asked_alone(self, job: Job) -> None:
+        """A gateway has sent a prompt that is not to be handed over."""
+        spawn(self.world, self.name, self._alone(job))
+
+    def _alone(self, job: Job) -> Steps[None]:
+        try:
+            if self.member is not None:
+                yield from self._whole(job, self.member)
+                return
+        except REFUSED as error:
+            self.world.note(f"{self.name} does not do all of {job.ticket}: {error!r}")
+        self.post(job.gateway, partial(self.gateway(job).prefilled, job.ticket, self.name, None))
+
+    def _whole(self, job: Job, member: Member) -> Steps[None]:
+        """The gateway says when it is over."""
+        yield from self.run(tickets.begin_prefill(job.ticket, member, timeout_s=ASK_S))
+        row = self.running[job.ticket] = Row(0, len(job.prompt))
+        try:
+            chain = self.namespace(WHOLE).chain(job.prompt)
+            known = yield from self.bring(chain)
+            yield self.random.uniform(0.0, 0.1) * (1 + len(chain) - known)
+            tokens = job.streamed
+            while True:
+                if self.running.get(job.ticket) is not row:
+                    raise Fenced(f"ticket {job.ticket}")
+                tokens = go_on(job.prompt, tokens, len(tokens) + 1)
+                row.tokens = len(job.prompt) + len(tokens)
+                heard = partial(self.gateway(job).heard_alone, job.ticket, self.name, tokens)
+                self.post(job.gateway, heard)
+                if len(tokens) >= job.count:
+                    self.world.counts["tickets: done alone"] += 1
+                    return
+                yield self.random.uniform(0.01, 0.3)
+        finally:
+            if self.running.get(job.ticket) is row:
+                del self.running[job.ticket]

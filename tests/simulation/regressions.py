@@ -162,4 +162,10 @@ REGRESSIONS: Final = (
         "a look whether another master leads was given its time on top of that of the call",
         "unit/test_kvstore_rpc_search.py::test_a_look_at_others_takes_its_time_from_the_call",
     ),
+    Regression(
+        374, "I20", "a decode worker that had read two pages ahead was told that there is only one",
+        "fewer pages of its prompt were staged than had been put before",
+        "unit/test_master_parts_ahead.py"
+        "::test_who_has_read_more_than_is_staged_then_is_told_so_and_not_refused",
+    ),
 )  # fmt: skip

@@ -46,7 +46,7 @@ class Failed(AssertionError):
 
 COUNTED: Final = (
     "replicas_trimmed", "runs_thinned", "replicas_without_room", "replicas_for_heat_wanted",
-    "replicas_for_heat_ended",
+    "replicas_for_heat_ended", "tickets_abandoned",
 )  # fmt: skip
 """By the last master."""
 

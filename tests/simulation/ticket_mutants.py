@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from master import claims, fleet_membership, parts_ahead
+from master import claims, fleet_membership, parts_ahead, room
+from master.admitting import Choice
+from master.gateways import Gateways
 from master.pins import Pins
 from master.ticket_pins import TicketPins
 from master.tickets import Tickets
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     import pytest
 
     from master.core import Core
-    from master.fleets import FleetWorker
+    from master.fleets import Fleet, FleetWorker
+    from master.plans import OwnerKey
     from master.run import Run
     from master.tickets import Ticket
 
@@ -26,10 +29,14 @@ if TYPE_CHECKING:
 TICKETS: Final[dict[str, object]] = {
     "tickets": 4.0, "crashes": 0.1, "pauses": 0.8, "fault_kinds": ("decode",), "cuts": 0.0,
     "workers": 1, "clients": 1, "disks": 0, "segments": 1, "seconds": 25.0, "weather": FAIR,
-    "slow_copy": 0.3, "slow_copy_max_s": 6.0,
+    "slow_copy": 0.3, "slow_copy_max_s": 6.0, "roles": False, "both": 0,
 }  # fmt: skip
-ASLEEP: Final[dict[str, object]] = {**TICKETS, "crashes": 0.0, "pauses": 1.0}
+ASLEEP: Final[dict[str, object]] = {**TICKETS, "crashes": 0.0, "pauses": 2.0}
+READING: Final[dict[str, object]] = {**TICKETS, "pauses": 2.0, "slow_copy": 0.8}
 STAGED: Final = {**TICKETS, "page_ttl_s": 1.5, "flips": 0.0}
+RESTLESS: Final[dict[str, object]] = {**TICKETS, "roles": True}
+ALONE: Final[dict[str, object]] = {**TICKETS, "both": 1}
+GONE: Final[dict[str, object]] = {**TICKETS, "crashes": 0.5, "fault_kinds": ("gateway",)}
 
 
 def tokens_of_old_claims_are_streamed(patch: Patch) -> None:
@@ -92,3 +99,46 @@ def routes_outlive_their_worker(patch: Patch) -> None:
 def requests_are_not_known_again(patch: Patch) -> None:
     """Each opening makes a ticket of its own."""
     patch.setattr(Tickets, "of_request", lambda self, tenant, request: None)
+
+
+def room_stays_where_nobody_takes_requests(patch: Patch) -> None:
+    """A worker that changes its role keeps room for tickets that it will not have."""
+
+    def settle(book: Tickets, fleet: Fleet) -> None:
+        room.keep_anew(book, fleet.roomless)
+
+    patch.setattr(room, "settle", settle)
+
+
+def gateways_that_have_gone_are_waited_for(patch: Patch) -> None:
+    """Tickets whose gateway has died stay until their deadline."""
+
+    def went(self: Gateways, key: OwnerKey, now_s: float) -> None:
+        """Nothing comes of it."""
+
+    patch.setattr(Gateways, "went", went)
+
+
+def who_runs_alone_has_no_slot(patch: Patch) -> None:
+    """Its tokens count nowhere, and nobody hears of it when it dies."""
+    fields = Choice.fields
+
+    def without(self: Choice) -> dict[str, object]:
+        return {**fields(self), "slot": None}
+
+    patch.setattr(Choice, "fields", without)
+
+
+GUARDS: Final[tuple[tuple[Callable[[Patch], None], str, dict[str, object]], ...]] = (
+    (tokens_of_old_claims_are_streamed, "I40", ASLEEP),
+    (old_claims_are_heard, "I40", TICKETS),
+    (parts_are_told_to_old_claims, "I40", READING),
+    (credit_is_not_returned, "I39", TICKETS),
+    (pins_outlive_their_ticket, "I39", TICKETS),
+    (staged_pages_are_not_kept, "I31", STAGED),
+    (routes_outlive_their_worker, "I41", TICKETS),
+    (requests_are_not_known_again, "I42", TICKETS),
+    (who_runs_alone_has_no_slot, "I41", ALONE),
+    (gateways_that_have_gone_are_waited_for, "I43", GONE),
+    (room_stays_where_nobody_takes_requests, "I44", RESTLESS),
+)
