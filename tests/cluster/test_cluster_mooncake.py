@@ -5,6 +5,7 @@ Differences stand in a table of ARCHITECTURE.md, whose rows with a label are hel
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import json
@@ -19,13 +20,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kvstore.connectors.mooncake import MooncakeDistributedStore
+from kvstore import KVStore
+from kvstore.connectors.mooncake import MooncakeDistributedStore, session
 from tests.cluster.up import START_S, Up, clean_environment, remove_segments
 from tests.fakes import payload
 from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kvstore.connectors.mooncake.settings import Settings
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAM: Final = Path(__file__).with_name("mooncake_program.py")
@@ -135,6 +139,27 @@ def test_an_object_of_many_pieces_is_read_by_another_process(
         )  # fmt: skip
         assert done.stdout.split() == [hashlib.sha256(value).hexdigest(), "1", "0"]
         assert store.get("large") == b""
+
+
+def test_memory_by_address_is_filled_over_tcp_too(
+    shared_pool: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_tcp(settings: Settings) -> KVStore:
+        return KVStore.connect(settings.masters, transports=("tcp",))
+
+    monkeypatch.setattr(session, "_connect", by_tcp)
+    monkeypatch.setenv("KVHARBOR_MOONCAKE_NAMESPACE", "tcp")
+    value = bytes(payload(b"tcp", 0, 300_000))
+    into = ctypes.create_string_buffer(len(value))
+    at = ctypes.addressof(into)
+    with connected(shared_pool.master) as store:
+        assert store.put("a", value) == 0
+        assert store.get_into("a", at, len(value)) == len(value)
+        assert into.raw == value
+        parts = [[at + 200_000, at]], [[100_000, 200_000]]
+        assert store.batch_get_into_multi_buffers(["a"], *parts) == [len(value)]
+        assert into.raw == value[100_000:] + value[:100_000]
+        assert store.remove_by_regex("^a$") == 1
 
 
 def test_a_restart_finds_objects_and_their_names(tmp_path: Path) -> None:
