@@ -171,11 +171,14 @@ class Report:
         self._options = options
         self._started_s = time.perf_counter()
         self._machine, self._commit = machine(), commit()
+        # Of the minutes before: what the machine had to do besides.
+        self._load = round(os.getloadavg()[1], 1)
         self._parameters: dict[str, Figure] = {}
         self._tables: dict[str, list[dict[str, Figure]]] = {}
         self._ratios: list[dict[str, Figure]] = []
         print(f"# {question}")
         print(f"machine {', '.join(f'{k} {v}' for k, v in self._machine.items())}")
+        print(f"load {self._load}")
         print(f"commit {self._commit}")
 
     def parameters(self, **values: Figure) -> None:
@@ -232,6 +235,7 @@ class Report:
         return {
             "command": " ".join(sys.argv),
             "machine": self._machine,
+            "load": self._load,
             "commit": self._commit,
             "seconds": seconds,
             "parameters": self._parameters,

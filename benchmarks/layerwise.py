@@ -1,10 +1,17 @@
-"""How soon is a prompt's KV where its answer goes on: handed over at its end, or as it is computed?
+"""How soon does decode begin: with KV handed over at a prompt's end, or as it is computed?
 
 SmolLM2, a prefill and a decode worker as they are, each in threads of this process, with a pool and
-its master beside them. What the decode worker reads takes as long as over a link by which moving
-the KV takes as long as computing it. Handed over at the end the one waits for the other; by chunks
-(each chunk's pages as they are computed) or by groups of layers it should take little longer than
-the longer of the two. From the request's admission until the KV is installed.
+its master beside them. From the request's admission until the KV is installed, and until decode's
+first token: the answer's second, for the first one comes from prefill with the prompt's end.
+
+What the decode worker reads takes as long as over a link by which moving the KV takes as long as
+computing it: it queues behind what was read before, and nothing else is slowed down. So stands a
+pool worker that lends memory on prefill's host, where puts go first: KV crosses a network once, on
+its way to decode. On a host of its own puts would cross one, too, but in every way alike: they
+leave with each chunk while the next is computed, also of a prompt that is handed over at its end.
+
+Handed over at the end, moving waits for computing; by chunks (each chunk's pages as they are
+computed) or by groups of layers it should take little longer than the longer of the two.
 """
 
 from __future__ import annotations
@@ -13,12 +20,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from benchmarks.harness import Case, Report, Sample, arguments, interleave
+from benchmarks.harness import Case, Report, Sample, Series, arguments, interleave
 from benchmarks.pool import Pool
 from kvstore import KVStore
 from kvstore.client import tickets
@@ -26,6 +33,8 @@ from kvstore.client.descriptor import check_descriptor
 from kvstore.connectors.transformers import PooledPrefix
 from kvstore.wire.messages.tickets import FleetBeat, JoinFleet, Running
 from workers import smollm
+from workers.batching import engine_of
+from workers.engine import EngineRequest
 from workers.serve_kv import TicketKV
 from workers.serve_messages import PrefillAsk, Sampling
 from workers.serve_prefill import PrefillDesk
@@ -34,7 +43,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.harness import Series
     from kvstore.client.locations import Locations
     from kvstore.client.outcomes import ReadOutcome
     from kvstore.client.tickets import Member
@@ -53,6 +61,14 @@ class Way(NamedTuple):
     name: str
     groups: int
     is_ahead: bool
+
+
+class Reached(NamedTuple):
+    """Seconds since a request's admission."""
+
+    installed_s: float
+    token_s: float
+    """Decode's first."""
 
 
 class Link:
@@ -89,11 +105,14 @@ class Link:
 class Fleet:
     """A prefill and a decode worker of one way, and the gateway's part by hand."""
 
-    def __init__(self, language: LanguageModel, master: str, way: Way, link: Link) -> None:
-        """Join."""
+    def __init__(self, language: LanguageModel, way: Way, store: KVStore, link: Link) -> None:
+        """Join: prefill by the store, decode by the link."""
         self._way = way
         self._running: tuple[Running, ...] = ()
-        self._store, self.link = KVStore.connect(master), link
+        self._store, self.link = store, link
+        self._engine = engine_of(language.model, capacity_tokens=CAPACITY_TOKENS, rows_max=1)
+        self.reached: list[Reached] = []
+        """Of all prompts so far."""
         self._gives = self._kv(self._store, language)
         self._takes = self._kv(link, language)
         self._members = [self._join("prefill"), self._join("decode")]
@@ -120,8 +139,8 @@ class Fleet:
             message = FleetBeat(*life, 0, 0.0, 0.0, 0.0, 0.0, running)
             self._store.carry_out(tickets.beat(message))
 
-    def hand_over(self, prompt: tuple[int, ...], name: str) -> float:
-        """Seconds until a prompt's KV is at the decode worker."""
+    def hand_over(self, prompt: tuple[int, ...], name: str) -> None:
+        """Compute a prompt at one worker and go on from it at the other."""
         opened, began_s = self._gives.opened, time.perf_counter()
         request = tickets.TicketRequest(
             opened, name, opened.chain(prompt), len(prompt), 8, DEADLINE_S, DEADLINE_S
@@ -133,12 +152,14 @@ class Fleet:
             taking = thread.submit(self._take, ticket, prompt, is_staged)
             self._desk.run(ask, began_s, threading.Event())
             is_staged.set()
-            taking.result()
-        took_s = time.perf_counter() - began_s
+            installed_s, token_s = taking.result()
         self._store.carry_out(tickets.cancel_ticket(ticket))
-        return took_s
+        self.reached.append(Reached(installed_s - began_s, token_s - began_s))
 
-    def _take(self, ticket: int, prompt: tuple[int, ...], is_staged: threading.Event) -> None:
+    def _take(
+        self, ticket: int, prompt: tuple[int, ...], is_staged: threading.Event
+    ) -> tuple[float, float]:
+        """When the KV was installed, and when decode's first token was there."""
         carry_out, namespace = self._store.carry_out, self._takes.opened.namespace
         arriving = None
         if self._way.is_ahead:
@@ -153,9 +174,15 @@ class Fleet:
         claimed = carry_out(tickets.claim_ticket(ticket, self._route(ticket), self._members[1]))
         self._running = (Running(ticket, claimed.token, 0),)
         tail = check_descriptor(claimed, namespace, prompt)
-        pulled = self._takes.take_up(claimed, tail, (*prompt, *claimed.tokens), arriving)
+        tokens = (*prompt, *claimed.tokens)
+        pulled = self._takes.take_up(claimed, tail, tokens, arriving)
         assert pulled.tokens == len(prompt), pulled.tokens
+        self._engine.add(EngineRequest(str(ticket), tokens, 1), pulled.cache)
+        carry_out(tickets.install_ticket(ticket, claimed.token))
+        installed_s = time.perf_counter()
+        assert len(self._engine.step()) == 1
         self._running = ()
+        return installed_s, time.perf_counter()
 
     def _route(self, ticket: int) -> int:
         routed = self._store.carry_out(tickets.await_route(ticket, 0))
@@ -200,11 +227,12 @@ def main() -> int:
         Way("by chunks", 1, is_ahead=True),
         Way(f"by {options.groups} groups of layers", options.groups, is_ahead=True),
     ]
-    with Pool("2GiB", AHEAD) as pool:
-        fleets = {
-            way.name: Fleet(language, pool.master, way, Link(KVStore.connect(pool.master)))
-            for way in ways
-        }
+    with Pool("2GiB", AHEAD) as pool, ExitStack() as undo:
+
+        def connected() -> KVStore:
+            return undo.enter_context(KVStore.connect(pool.master))
+
+        fleets = {way.name: Fleet(language, way, connected(), Link(connected())) for way in ways}
         with beating(list(fleets.values())):
             _measure(report, fleets, rounds, tokens)
     return report.finish()
@@ -219,8 +247,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _measure(report: Report, fleets: dict[str, Fleet], rounds: int, tokens: int) -> None:
     first = next(iter(fleets.values()))
-    computed_s = [first.hand_over(_prompt(tokens, -1 - i), f"alone {i}") for i in range(2)][-1]
-    size = first.link.moved_bytes // 2
+    for i in range(2):
+        first.hand_over(_prompt(tokens, -1 - i), f"alone {i}")
+    computed_s, size = first.reached[-1].installed_s, first.link.moved_bytes // 2
     for fleet in fleets.values():
         fleet.link.bytes_per_s = size / computed_s
     report.parameters(kv_mb=size / 1e6, prefill_s=computed_s, link_mb_per_s=size / computed_s / 1e6)
@@ -229,17 +258,25 @@ def _measure(report: Report, fleets: dict[str, Fleet], rounds: int, tokens: int)
         for name, fleet in fleets.items()
     ]
     series = interleave(cases, rounds)
-    report.table(f"{tokens} tokens", [_row(*each, computed_s) for each in series.items()])
-    at_end = series["at the end"]
-    for name, found in series.items():
-        if name != "at the end":
-            title = name.replace(" ", "_")
-            report.reported(f"at_the_end_over_{title}", found.speedup_over(at_end))
-            report.reported(f"{title}_over_longer_of_both", found.median_s / computed_s)
+    installed = {name: _installed(fleet, rounds) for name, fleet in fleets.items()}
+    rows = [_row(name, series[name], installed[name], computed_s) for name in fleets]
+    report.table(f"{tokens} tokens", rows)
+    for what, found in (("token", series), ("installed", installed)):
+        for name in list(fleets)[1:]:
+            title = f"{what}/{name.replace(' ', '_')}"
+            faster = found[name].speedup_over(found["at the end"])
+            report.reported(f"{title}/at_the_end_over_it", faster)
+            report.reported(f"{title}/over_longer_of_both", found[name].median_s / computed_s)
 
 
 def _sample(fleet: Fleet, name: str, tokens: int, number: int) -> Sample:
-    return Sample(fleet.hand_over(_prompt(tokens, number), f"{name} {number}"), tokens)
+    fleet.hand_over(_prompt(tokens, number), f"{name} {number}")
+    return Sample(fleet.reached[-1].token_s)
+
+
+def _installed(fleet: Fleet, rounds: int) -> Series:
+    """Of the rounds that are counted."""
+    return Series([Sample(each.installed_s) for each in fleet.reached[-rounds:]])
 
 
 def _prompt(tokens: int, number: int) -> tuple[int, ...]:
@@ -247,10 +284,12 @@ def _prompt(tokens: int, number: int) -> tuple[int, ...]:
     return tuple((31 * i + 977 * number) % 30000 + 100 for i in range(tokens))
 
 
-def _row(name: str, series: Series, computed_s: float) -> dict[str, str | float]:
+def _row(name: str, tokens: Series, installed: Series, computed_s: float) -> dict[str, str | float]:
     return {
-        "handed over": name, "s until installed": series.median_s,
-        "of the longer of both": series.median_s / computed_s,
+        "handed over": name, "s until installed": installed.median_s,
+        "installed, of the longer": installed.median_s / computed_s,
+        "s until decode's token": tokens.median_s,
+        "decode's token, of the longer": tokens.median_s / computed_s,
     }  # fmt: skip
 
 

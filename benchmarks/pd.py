@@ -15,7 +15,6 @@ question. Then the same at the size of a cluster, in virtual time (benchmarks.pd
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -130,7 +129,6 @@ def _run(options: argparse.Namespace) -> int:
         if part not in PARTS:
             raise BadValue("--parts", part, f"some of {', '.join(PARTS)}")
     report = Report("Prefill and decode in different workers, beside workers that do both", options)
-    report.parameters(load_of_machine=round(os.getloadavg()[1], 1))
     if "cluster" in parts:
         cluster = QUICK_CLUSTER if options.quick else CLUSTER
         report.parameters(trace="made-up chats" if options.trace is None else options.trace.stem)

@@ -56,10 +56,10 @@ class Running:
 class Workers:
     """The two, which meet in the pool alone."""
 
-    def __init__(self, model: PreTrainedModel, master: str) -> None:
-        """Connect both."""
+    def __init__(self, model: PreTrainedModel, *stores: KVStore) -> None:
+        """Both compute with one model."""
         self._model = model
-        self._stores = [KVStore.connect(master), KVStore.connect(master)]
+        self._stores = stores
         self._spaces = 0
 
     def hand_on(self, running: Running, _: int, *, is_kept: bool) -> Sample:
@@ -125,8 +125,11 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     report.parameters(rounds=rounds, threads=options.threads, torch=torch.__version__)
     model = smollm.load().model
-    with Pool("1GiB") as pool:
-        workers = Workers(model, pool.master)
+    with (
+        Pool("1GiB") as pool, KVStore.connect(pool.master) as gives,
+        KVStore.connect(pool.master) as takes,
+    ):  # fmt: skip
+        workers = Workers(model, gives, takes)
         for length in QUICK_LENGTHS if options.quick else LENGTHS:
             _measure(report, workers, _running(model, length), rounds)
     return report.finish()

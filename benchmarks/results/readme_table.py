@@ -45,6 +45,13 @@ def tables(document: Document) -> dict[str, list[Row]]:
     return found
 
 
+def parameters(document: Document) -> Row:
+    """How a result was measured."""
+    found = document["parameters"]
+    assert isinstance(found, dict)
+    return found
+
+
 def batch_table(document: Document) -> list[str]:
     """GB/s of 32 MiB batches, a row for each way of moving them."""
     (rows,) = [
@@ -164,40 +171,118 @@ def origin(document: Document) -> str:
     machine = document["machine"]
     assert isinstance(machine, dict)
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    where += f", load {document['load']}" if "load" in document else ""  # older ones do not say
     return f"`python {document['command']}` at commit `{document['commit']}`; {where}."
 
 
 def serving_table(document: Document, model: str) -> list[str]:
     """What fleets of real processes do, on few cores, at one rate."""
     lines = [
-        "| workers | prompts with | first token (ms): p50, p99 | token (ms): p50, p99 "
-        "| one pause in a hundred (ms) |",
-        "|---|---|---|---|---|",
+        "| workers | prompts with | first token (ms): p50, p99 | handed over in (ms) "
+        "| token (ms): p50, p99 | one pause in a hundred (ms) |",
+        "|---|---|---|---|---|---|",
     ]
-    (rows,) = [
-        rows for title, rows in tables(document).items()
-        if title.startswith(f"{model}: ") and title.endswith("requests/s")
-    ]  # fmt: skip
-    for row in rows:
+    for row, stages in zip(
+        at_one_rate(document, model), tables(document)[f"{model}: stages, medians"], strict=True
+    ):
+        moved_ms = float(stages["route ms"]) + float(stages["install ms"])
+        first, token = (
+            f"{float(row[f'{what} p50 ms']):.0f}, {float(row[f'{what} p99 ms']):.0f}"
+            for what in ("first", "token")
+        )
         cells = [
-            str(row["fleet"]), str(row["prompts with"]),
-            *(f"{float(row[f'{what} p50 ms']):.0f}, {float(row[f'{what} p99 ms']):.0f}"
-              for what in ("first", "token")),
+            str(row["fleet"]), str(row["prompts with"]), first,
+            f"{moved_ms:.0f}" if stages["prefill ms"] else "-", token,
             f"{float(row['pause p99 ms']):.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
+def at_one_rate(document: Document, model: str) -> list[Row]:
+    """Rows of the fleets that were compared."""
+    (rows,) = [
+        rows for title, rows in tables(document).items()
+        if title.startswith(f"{model}: ") and title.endswith("requests/s")
+    ]  # fmt: skip
+    return rows
+
+
+def early_lines() -> list[str]:
+    """How soon decode begins with KV that is handed over at the end, or before."""
+    found = load("layerwise")
+    ((title, rows),) = tables(found).items()
+    lines = [
+        "KV handed over at a prompt's end, or as it is computed, by a link that takes as long to",
+        f"move it as computing takes: SmolLM2, {title}, medians of {parameters(found)['rounds']};",
+        "seconds since admission, and how many times the longer of both. The answer's first token",
+        "is prefill's, its second decode's first.",
+        origin(found),
+        "",
+        "| handed over | KV is at decode | decode's first token |",
+        "|---|---|---|",
+    ]
+    for row in rows:
+        installed, token = (
+            f"{float(row[f's until {what}']):.2f} ({float(row[f'{what}, of the longer']):.2f} ×)"
+            for what in ("installed", "decode's token")
+        )
+        lines.append(f"| {row['handed over']} | {installed} | {token} |")
+    return lines
+
+
+def shedding_lines() -> list[str]:
+    """What moving a running request costs."""
+    found = load("shedding")
+    by_title = tables(found)
+    ways = [str(row["request is"]) for row in next(iter(by_title.values()))]
+    lines = [
+        "A request that leaves one worker for another: ms from its last token in the one to its",
+        f"next in the other (SmolLM2, medians of {parameters(found)['rounds']}).",
+        origin(found),
+        "",
+        f"| of its KV | {' | '.join(ways)} |",
+        f"|---|{'---|' * len(ways)}",
+    ]
+    for title, rows in by_title.items():
+        cells = [f"{float(row['ms to its next token']):.0f}" for row in rows]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return lines
+
+
+def hedge_lines() -> list[str]:
+    """What hedged reads save."""
+    found = load("hedge")
+    how = parameters(found)
+    stop_ms = 1e3 * float(how["stop_s"])
+    lines = [
+        f"Reads of 256 KiB over TCP from two workers that stand still for {stop_ms:.0f} ms at",
+        f"random moments; with and without hedging, {how['turns']} seconds each, in turns.",
+        origin(found),
+        "",
+        "| ms of a read | plain: p50, p99 | hedged: p50, p99 | hedges |",
+        "|---|---|---|---|",
+    ]
+    by_title = tables(found)
+    for title, rows in by_title.items():
+        weather, is_read, _ = title.partition(": ms of a read")
+        if not is_read:
+            continue
+        cells = [f"{float(row['p50']):.1f}, {float(row['p99']):.1f}" for row in rows]
+        (hedges,) = by_title[f"{weather}: hedges"]
+        share = 100 * float(hedges["hedges"]) / float(hedges["hedgeable_reads"])
+        lines.append(f"| {weather} | {' | '.join(cells)} | {share:.1f} % |")
+    return lines
+
+
 def serving_lines() -> list[str]:
     """Prefill and decode apart and together."""
     modelled, tiny, small = load("pd_cluster"), load("pd"), load("pd_smollm")
-    parameters = modelled["parameters"]
-    assert isinstance(parameters, dict)
+    how = parameters(modelled)
     return [
         "Prefill and decode in different workers, in virtual time, through the master's own code:",
-        f"{parameters['cluster_requests']} requests of `{parameters['trace']}` (`KVHARBOR_TRACE`),",
-        f"{parameters['cluster_workers']} workers with a model of 8 billion weights and 80 GB,",
+        f"{how['cluster_requests']} requests of `{how['trace']}` (`KVHARBOR_TRACE`),",
+        f"{how['cluster_workers']} workers with a model of 8 billion weights and 80 GB,",
         "links of 100 Gbit/s. In time: 5 s to the first token, and 50 ms for each of the others;",
         "who is refused is not. Layer by layer, what is pulled meanwhile is made up, too.",
         origin(modelled),
@@ -208,13 +293,16 @@ def serving_lines() -> list[str]:
         "",
         *overload_table(modelled),
         "",
-        "Real processes, which share two cores whatever their number. With the tiny model, whose",
-        "answers cost what passing them on costs:",
+        "Real processes, which share two cores whatever their number; KV moves by shared memory.",
+        "Prompts are handed over at their end, or by chunks or groups of layers as they are",
+        "computed; where a line does not say, by `route_ahead` as it is by default. With the tiny",
+        "model, whose answers cost what passing them on costs:",
         origin(tiny),
         "",
         *serving_table(tiny, "tiny"),
         "",
-        "With SmolLM2-135M, 20 requests a line, so that p99 is the slowest:",
+        f"With SmolLM2-135M, {at_one_rate(small, 'smollm')[0]['requests']} requests a line: p99 is "
+        "the slowest:",
         origin(small),
         "",
         *serving_table(small, "smollm"),
@@ -243,7 +331,13 @@ def block() -> str:
         "",
         *failover_table(failover),
         "",
+        *hedge_lines(),
+        "",
         *serving_lines(),
+        "",
+        *early_lines(),
+        "",
+        *shedding_lines(),
         STOP,
     ]
     return "\n".join(lines)

@@ -85,8 +85,11 @@ def test_a_check_without_shortfall_passes() -> None:
     assert made.finish() == 0
 
 
-def test_the_json_file_holds_all_that_was_printed(tmp_path: Path) -> None:
+def test_the_json_file_holds_all_that_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "figures.json"
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.9, 1.25, 0.1))
     made = report(file=file)
     made.parameters(rounds=3)
     made.table("Table", [{"who": "us", "GB/s": 1.5}])
@@ -95,7 +98,7 @@ def test_the_json_file_holds_all_that_was_printed(tmp_path: Path) -> None:
     written = json.loads(file.read_text())
     assert written["parameters"] == {"rounds": 3}
     assert written["tables"] == {"Table": [{"who": "us", "GB/s": 1.5}]}
-    assert written["machine"] == machine()
+    assert (written["machine"], written["load"]) == (machine(), 1.2)
     assert [ratio["name"] for ratio in written["ratios"]] == ["fast"]
     assert written["commit"]
 
