@@ -70,9 +70,12 @@ class Saves:
         for table, more in zip(self._tables[request], blocks, strict=True):
             table += more
 
-    def start_over(self, request: str) -> None:
+    def start_over(self, request: str, hashes: Sequence[bytes]) -> None:
         """What was thought to be in the pool is not: save all of it when it is computed."""
         self._saved.pop(request, None)
+        for group in range(len(self._chained)):
+            for each in hashes:
+                self._planned.pop((group, each), None)
 
     def end(self, request: str) -> None:
         """The request has gone, and its blocks with it."""

@@ -88,9 +88,11 @@ def test_requests_with_one_prefix_save_it_once() -> None:
 def test_after_a_failed_load_all_is_saved_anew() -> None:
     saves = Saves([True])
     saves.allot("r", [[11, 12]])
-    assert planned(saves, 2, Held(2)) == []
-    saves.start_over("r")
     assert planned(saves, 2) == [(0, (11, 12))]
+    saves.allot("s", [[21, 22, 23]])
+    assert planned(saves, 3, Held(2), request="s") == [(0, (23,))]
+    saves.start_over("s", HASHES)
+    assert planned(saves, 3, request="s") == [(0, (21, 22, 23))]
 
 
 def test_nothing_is_left_of_a_request_that_has_gone() -> None:

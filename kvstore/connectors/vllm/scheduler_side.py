@@ -144,7 +144,8 @@ class SchedulerSide:
             self.counts["failed_loads"] += 1
             self._loading.pop(rid, None)
             self._lookups.load_failed(rid)
-            self._saves.start_over(rid)
+            if rid in self._requests:
+                self._saves.start_over(rid, self._requests[rid].block_hashes)
 
     def finished(self, rid: str) -> None:
         """The request has ended, by itself or not; its blocks are vLLM's again."""
