@@ -100,7 +100,7 @@ def test_what_rows_computed_is_found_again(store: FakeStore, name: str) -> None:
     # 54 + 6 tokens without the last: 59 columns, 48 + 11 of the long row.
     whole = answers(model, ROWS, cache)
     full = [made[len(LONG) - len(row) :].tolist() for made, row in zip(whole, ROWS, strict=True)]
-    kept = rows.store(full, cache)
+    kept = rows.store(full, cache, left_padded(ROWS, PAD))
     if name == "llama":
         assert [each.stored for each in kept] == [2, 3, 1]
         assert [rows.fetch([row]).columns for row in full] == [2 * PAGE, 3 * PAGE, PAGE]
@@ -161,20 +161,49 @@ def test_rows_with_recurrent_states_are_equally_long(store: FakeStore, name: str
     rows = PooledRows(prefix)
     fetched = rows.fetch([LONG, other])
     assert fetched.columns == 3 * PAGE
-    kept = PooledRows(pooled(FakeStore(), model)).store([LONG, other], fetched.cache)
+    both = [LONG, other]
+    elsewhere = PooledRows(pooled(FakeStore(), model))
+    kept = elsewhere.store(both, fetched.cache, left_padded(both, PAD))
     assert [(each.stored, each.trouble) for each in kept] == [(3, ""), (3, "")]
     assert torch.equal(answers(model, [LONG, other], fetched.cache), want)
-    with pytest.raises(UnsupportedCache, match=r"got rows of \[35, 54\] tokens, want equally"):
+    with pytest.raises(UnsupportedCache, match="got rows with 19 columns of padding, want equally"):
         rows.fetch([LONG, MIDDLE])
 
 
-def test_rows_have_to_be_those_of_the_cache(store: FakeStore) -> None:
+def test_rows_that_ended_at_different_times_are_kept_where_they_began(store: FakeStore) -> None:
+    model = llama()
+    rows = PooledRows(pooled(store, model))
+    prompts, cache = [LONG[: 2 * PAGE], LONG[:PAGE]], DynamicCache(config=model.config)
+    whole = answers(model, prompts, cache)
+    ended = [whole[0].tolist(), whole[1, PAGE : 2 * PAGE + 1].tolist()]
+    rows.store(ended, cache, left_padded(prompts, PAD))
+    alone = DynamicCache(config=model.config)
+    model(input_ids=torch.tensor([LONG[:PAGE]]), cache=alone)
+    found = pooled(store, model).fetch(ended[1])[0]
+    assert torch.allclose(found.layers[0].keys, alone.layers[0].keys, atol=1e-5)
+
+
+def test_rows_have_to_be_those_of_the_prompts_and_of_the_cache(store: FakeStore) -> None:
     model = llama()
     rows = PooledRows(pooled(store, model))
     cache = DynamicCache(config=model.config)
-    assert [each.stored for each in rows.store(ROWS, cache)] == [0, 0, 0]
+    padded = left_padded(ROWS, PAD)
+    assert [each.stored for each in rows.store(ROWS, cache, padded)] == [0, 0, 0]
     answers(model, ROWS, cache)
-    with pytest.raises(BadValue, match="rows"):
-        rows.store(ROWS[:2], cache)
+    with pytest.raises(BadValue, match="rows: got 2, want the 3 of the prompts"):
+        rows.store(ROWS[:2], cache, padded)
+    with pytest.raises(BadValue, match=r"rows\[1\].*begins with its prompt"):
+        rows.store([MIDDLE, MIDDLE, SHORT], cache, padded)
+    with pytest.raises(BadValue, match="rows: got 2, want the 3 of layer 0"):
+        rows.store(ROWS[:2], cache, left_padded(ROWS[:2], PAD))
     with pytest.raises(BadValue, match="rows"):
         rows.fetch([])
+    assert not store.held
+
+
+def test_rows_of_states_alone_do_not_tell_their_length(store: FakeStore) -> None:
+    model = model_of("mamba2")
+    with pytest.raises(UnsupportedCache, match="want `prefill`"):
+        PooledRows(pooled(store, model)).store(
+            [LONG], DynamicCache(config=model.config), left_padded([LONG], PAD)
+        )

@@ -200,14 +200,18 @@ class PooledPrefix:
         layers hold a window or a recurrent state, it has to end where a page ends, or nothing is
         kept: `prefill` leaves it so. Raises UnsupportedCache when its layers are not this model's.
         """
+        held = self.tokens_in(cache)
+        return self._keep(tokens[:held], cache, held, hints)
+
+    def tokens_in(self, cache: DynamicCache) -> int:
+        """How many tokens, or columns, a cache of this model holds. Raises UnsupportedCache."""
         check_classes(check_kind(cache), self.layers)
         if not any(layer.kv for layer in self.layers):
             raise UnsupportedCache(
                 "got recurrent states alone, which do not tell of how many tokens they are; "
                 "want `prefill`, which keeps them"
             )
-        held = int(cache.get_seq_length())
-        return self._keep(tokens[:held], cache, held, hints)
+        return int(cache.get_seq_length())
 
     def prefill(
         self,

@@ -13,8 +13,6 @@ import torch
 from kvstore.client.prefix import Kept
 from kvstore.connectors.transformers.kinds import (
     UnsupportedCache,
-    check_classes,
-    check_kind,
     set_kv,
     set_state,
 )
@@ -90,22 +88,26 @@ class PooledRows:
         return FetchedRows(cache, common, moved, troubles[0] if troubles else "")
 
     def store(
-        self, rows: Sequence[Sequence[int]], cache: DynamicCache, *, hints: Hints | None = None
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: DynamicCache,
+        prompts: Padded,
+        *,
+        hints: Hints | None = None,
     ) -> list[Kept]:
         """Keep each row's full pages, as `PooledPrefix.store` does: one result a row.
 
-        `rows` are the tokens without padding, and end in one column, prompts and generated alike;
-        the cache is one that `generate` made of them `left_padded`, and may hold fewer columns.
+        `rows` are prompts and what was generated, without padding, each as far as it is wanted;
+        `prompts` is what `generate` was given, and `cache` what it filled.
         """
-        pads = self._pads(rows)
-        check_classes(check_kind(cache), self._prefix.layers)
-        columns = int(cache.get_seq_length())
+        pads = [int(each) for each in (prompts.attention_mask == 0).sum(1)]
+        self._check_rows(rows, prompts, pads)
+        columns = self._prefix.tokens_in(cache)
         if not columns:
             return [Kept()] * len(rows)
-        for i, layer in enumerate(cache.layers):
-            batch = [] if getattr(layer, "keys", None) is None else [layer.keys.shape[0]]
-            if batch and batch != [len(rows)]:
-                raise BadValue("rows", len(rows), f"the {batch[0]} of layer {i}")
+        for i, (layer, shape) in enumerate(zip(cache.layers, self._prefix.layers, strict=True)):
+            if shape.kv is not None and layer.keys.shape[0] != len(rows):
+                raise BadValue("rows", len(rows), f"the {layer.keys.shape[0]} of layer {i}")
         return [
             self._prefix.store(row, self._row(cache, number, pad, columns - pad), hints=hints)
             if pad < columns
@@ -113,17 +115,33 @@ class PooledRows:
             for number, (row, pad) in enumerate(zip(rows, pads, strict=True))
         ]
 
+    def _check_rows(
+        self, rows: Sequence[Sequence[int]], prompts: Padded, pads: Sequence[int]
+    ) -> None:
+        """Refuse rows that did not come of these prompts: their KV is another's."""
+        if len(rows) != len(pads):
+            raise BadValue("rows", len(rows), f"the {len(pads)} of the prompts")
+        for i, (row, ids, pad) in enumerate(zip(rows, prompts.input_ids, pads, strict=True)):
+            prompt = ids[pad:].tolist()
+            if list(row[: len(prompt)]) != prompt[: len(row)]:
+                raise BadValue(f"rows[{i}]", "other tokens", "what begins with its prompt")
+        self._check_padding(pads)
+
+    def _check_padding(self, pads: Sequence[int]) -> None:
+        """Refuse to pad what padding would change."""
+        if self._has_states and any(pads):
+            raise UnsupportedCache(
+                f"got rows with {max(pads)} columns of padding, want equally long ones for "
+                "recurrent states"
+            )
+
     def _pads(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """Columns before each row's first token."""
         if not rows:
             raise BadValue("rows", 0, "at least one")
         longest = max(map(len, rows))
         pads = [longest - len(row) for row in rows]
-        if self._has_states and any(pads):
-            lengths = sorted({len(row) for row in rows})
-            raise UnsupportedCache(
-                f"got rows of {lengths} tokens, want equally long ones for recurrent states"
-            )
+        self._check_padding(pads)
         return pads
 
     def _kept_at(self, rows: Sequence[Sequence[int]], pads: Sequence[int]) -> int | None:
