@@ -49,7 +49,7 @@ NEXT: Final[dict[tuple[Knowledge, News], Knowledge]] = {
     (Knowledge.GIVEN_UP, News.ANSWERED): Knowledge.KNOWN,
     (Knowledge.GIVEN_UP, News.NO_ANSWER): Knowledge.GIVEN_UP,
     (Knowledge.GIVEN_UP, News.LOAD_FAILED): Knowledge.FAILED,
-    (Knowledge.FAILED, News.ANSWERED): Knowledge.FAILED,
+    (Knowledge.FAILED, News.ANSWERED): Knowledge.FAILED,  # V2: there is no way out
     (Knowledge.FAILED, News.NO_ANSWER): Knowledge.FAILED,
     (Knowledge.FAILED, News.LOAD_FAILED): Knowledge.FAILED,
 }
@@ -190,7 +190,7 @@ def restorable(held: Held, window_blocks: Sequence[int], first: int, limit: int)
     Of a group with a window only its last blocks must be there; those before `first` the engine
     has. A hole in a window makes the prefix end before the hole, or past its reach.
     """
-    blocks = min(held.leading, limit)
+    blocks = min(held.leading, limit)  # V1
     while blocks > first:
         hole = max(
             (

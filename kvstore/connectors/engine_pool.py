@@ -149,7 +149,7 @@ class EnginePool:
         except KVStoreError as error:
             self._failed(what, error)
             return otherwise
-        except Exception as error:  # a fault of ours must not end the engine
+        except Exception as error:  # V5: a fault of ours must not end the engine
             _LOG.exception("kvharbor: %s", what)
             self._failed(what, error)
             return otherwise

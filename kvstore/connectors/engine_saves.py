@@ -95,7 +95,7 @@ class Saves:
                 start = max(first, held.leading if held else 0)
                 wanted = list(range(start, stop))
             else:
-                # Those before the step's own may have left the window, and be another request's.
+                # V3: those before the step's own may have left the window, and be another's.
                 start, flags = max(first, scheduled.new_from), next(windows, b"")
                 wanted = [i for i in range(start, stop) if flags[i : i + 1] != b"\1"]
             runs += self._runs(group, table, scheduled.hashes, wanted, now_s)

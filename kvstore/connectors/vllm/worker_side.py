@@ -170,7 +170,7 @@ class WorkerSide:
         )  # fmt: skip
         came = [isinstance(each, Hit) for each in outcomes]
         came += [False] * (len(run.blocks) - len(came))
-        if all(came):
+        if all(came):  # V4
             group.memory.scatter(run.blocks, buffer.view)
         else:
             for i, ok in enumerate(came):
@@ -195,7 +195,7 @@ class WorkerSide:
         if buffer is None:
             self.counts["dropped_pages"] += len(run.blocks)
             return
-        self._groups[run.group].memory.gather(run.blocks, buffer.view)
+        self._groups[run.group].memory.gather(run.blocks, buffer.view)  # V3
         self._thread.run(lambda: self._put(run, buffer))
 
     def _take(self) -> Buffer | None:
