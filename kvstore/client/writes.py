@@ -136,7 +136,9 @@ class _Batch:
     def begin(self, stretches: list[tuple[int, int]], request_id: bytes, time_s: float) -> BeginPut:
         """Ask for extents for these stretches, numbered as one row of pages."""
         request = self.request
-        wanted = [each.source for each in self.parts.values() if PENDING in each.states]
+        # Objects are asked for whole: what was there a moment ago may have been removed since.
+        whole = request.opened.namespace.is_opaque
+        wanted = [each.source for each in self.parts.values() if whole or PENDING in each.states]
         return BeginPut(
             request=request_id,
             namespace=request.opened.namespace.id,
@@ -297,6 +299,8 @@ def _ingest(batch: _Batch, pages: Sequence[int], plans: PutPlans, clock: Clock) 
     """Have the planned pages pulled, note what became of each, give failed plans up."""
     planned = [(plan, *_part_and_pages(batch, pages, plan)) for plan in plans.spans]
     spans = tuple([_span(batch, plans, plan, part, mine) for plan, part, mine in planned])
+    for _, part, mine in planned:  # whatever was known of them: they are not there now
+        part.states[mine[0] : mine[-1] + 1] = bytes((PENDING,)) * len(mine)
     left_s = max(0.0, batch.request.deadline_s - clock.now_s())
     # A plan lasts no longer without progress: its worker hangs, and another one may not.
     lasts_s = limits.put_timeout_s(sum(span.part_bytes * len(span) for span in spans))

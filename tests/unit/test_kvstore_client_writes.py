@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore import limits
-from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
 from kvstore.client.steps import Ask, IngestPages, drive
 from kvstore.client.writes import PartSource, PutRequest, put_steps
 from kvstore.errors import DeadlineExceeded, MalformedMessage, Unavailable
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
-from kvstore.namespace import opaque
 from kvstore.page import PageChain
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done
@@ -25,6 +23,7 @@ from tests.unit.client_scripts import Script, begin_put, keys_asked, opened, pla
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome
     from kvstore.transfer.transport import IngestSpan
     from kvstore.wire.messages.base import Message
@@ -267,18 +266,6 @@ def test_a_refused_end_of_a_batch_ends_the_put() -> None:
     outcomes = drive(put_steps(request, script.clock, script.new_id), script)
     assert outcomes == [Stored(), *[Refused(RefusedReason.OUT_OF_SPACE, 2.0)] * (pages - 1)]
     assert len(script.asked) == 1
-
-
-def test_named_objects_are_chains_of_their_own() -> None:
-    space = OpenedNamespace(opaque("tests", "objects"), 3)
-    chain = space.names([b"a", b"b"])
-    script = Script().will(plans(plan(0, 1, 1), plan(1, 1, 2, at=1)))
-    script.fill(chain, (0, SIZE), SIZE)
-    request = PutRequest(space, chain, (PartSource(0, SIZE, (0, SIZE)),), script.clock.now_s() + 10)
-    assert drive(put_steps(request, script.clock, script.new_id), script) == [Stored()] * 2
-    begin = begin_put(script.asked[0])
-    assert [(c.parent, c.keys) for c in begin.chains] == [(ROOT_PARENT, key) for key in chain]
-    assert [span.parent for span in script.ingested] == [ROOT_PARENT] * 2
 
 
 @pytest.mark.parametrize(
