@@ -105,7 +105,6 @@ class Lookups:
         window_blocks: Sequence[int],
         block_tokens: int,
         ask: Callable[[Question], None],
-        note_late: Callable[[], None],
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """`window_blocks` has, for each group with a window, how many last blocks it needs."""
@@ -113,7 +112,6 @@ class Lookups:
         self._window_blocks = tuple(window_blocks)
         self._block_tokens = block_tokens
         self._ask = ask
-        self._note_late = note_late
         self._known: dict[str, _Known] = {}
         self._asked = 0
 
@@ -154,7 +152,6 @@ class Lookups:
         if known.knowledge is Knowledge.ASKED:
             if now_s - known.asked_s < self._deadline_s:
                 return None
-            self._note_late()
             known.hear(News.NO_ANSWER)
         if known.knowledge is not Knowledge.KNOWN or known.held is None:
             return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from kvstore.connectors.breaker import Breaker
@@ -136,11 +137,13 @@ class EnginePool:
         """How often the circuit has opened."""
         return self._breaker.opened
 
-    def call(self, what: str, work: Callable[[Reached], T], otherwise: T) -> T:
+    def call(self, what: str, work: Callable[[Reached], T], otherwise: T, late_s: float = inf) -> T:
         """The result of `work`, or `otherwise` where the pool is not to be asked, or in trouble.
 
-        `what` names the call for whoever reads the log. Never raises.
+        `what` names the call for whoever reads the log. A result that took longer than `late_s`
+        is of no use any more; some of them in a row are trouble, too. Never raises.
         """
+        begun_s = self._clock.now_s()
         with self._mutex:
             if self._is_closed or not self._breaker.lets_through(self._clock.now_s()):
                 return otherwise
@@ -153,13 +156,8 @@ class EnginePool:
             _LOG.exception("kvharbor: %s", what)
             self._failed(what, error)
             return otherwise
-        self._succeeded()
+        self._succeeded(is_late=self._clock.now_s() - begun_s > late_s)
         return result
-
-    def note_late(self) -> None:
-        """Somebody no longer waits for an answer; some in a row count as trouble."""
-        with self._mutex:
-            self._breaker.late(self._clock.now_s())
 
     def close(self) -> None:
         """End the connection; later calls are misses. Safe to repeat."""
@@ -181,10 +179,13 @@ class EnginePool:
                 _LOG.info("kvharbor: the pool is reached")
             return self._reached
 
-    def _succeeded(self) -> None:
+    def _succeeded(self, *, is_late: bool) -> None:
         with self._mutex:
             was_closed = self._breaker.is_closed()
-            self._breaker.succeeded(self._clock.now_s())
+            if is_late and was_closed:
+                self._breaker.late(self._clock.now_s())
+            else:
+                self._breaker.succeeded(self._clock.now_s())
         if not was_closed:
             _LOG.warning("kvharbor: the pool answers again")
 

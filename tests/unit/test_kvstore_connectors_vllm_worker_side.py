@@ -165,6 +165,18 @@ def test_a_request_of_several_groups_fails_as_a_whole() -> None:
     rank.side.close()
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, SLIDING)])
+def test_what_is_refused_has_failed_as_a_whole(groups: tuple[EngineGroup, ...]) -> None:
+    rank = Rank(msgspec.structs.replace(FIELDS, groups=groups))
+    rank.save(run(0, 0, (3, 4)))
+    rank.side.refuse([Load("r", (run(0, 0, (3, 4)),))])
+    arrived = rank.side.arrived()
+    assert arrived.finished == {"r"}
+    assert arrived.bad_blocks == ({3, 4} if len(groups) == 1 else set())
+    assert arrived.failed == (set() if len(groups) == 1 else {"r"})
+    rank.side.close()
+
+
 def test_what_was_evicted_meanwhile_is_missing() -> None:
     rank = Rank(FIELDS)
     rank.save(run(0, 0, (3, 4, 5)))

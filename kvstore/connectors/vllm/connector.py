@@ -167,7 +167,10 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
 
     def start_load_kv(self, forward_context: Vllm, **_: Vllm) -> None:
         """Load what requests wait for."""
-        self.worker_half.load(self._orders().loads)
+        if self._is_of_one_mind:
+            self.worker_half.load(self._orders().loads)
+        else:
+            self.worker_half.refuse(self._orders().loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: no request is computed before its load is over."""
@@ -179,7 +182,8 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
 
     def wait_for_save(self) -> None:
         """Copy out what is to be saved; the engine may reuse the blocks when it returns."""
-        self.worker_half.save(self._orders().saves)
+        if self._is_of_one_mind:
+            self.worker_half.save(self._orders().saves)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Tell which loads have ended."""
@@ -204,12 +208,13 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         return PoolStats(data={name: count for name, count in news.items() if count})
 
     def _orders(self) -> Orders:
-        metadata = self._get_connector_metadata()
-        if metadata.namespace_ids != self._ids:
-            # Another environment than the scheduler's: what this rank stored would never be found.
-            failed = tuple(load._replace(runs=()) for load in metadata.orders.loads)
-            return Orders(failed, ())
-        return metadata.orders  # type: ignore[no-any-return]  # vLLM's metadata has no type here
+        orders: Orders = self._get_connector_metadata().orders
+        return orders
+
+    @property
+    def _is_of_one_mind(self) -> bool:
+        """Whether the scheduler means the namespaces that this rank has."""
+        return bool(self._get_connector_metadata().namespace_ids == self._ids)
 
     # Both.
 

@@ -7,6 +7,7 @@ vLLM's requests and outputs by the names of their attributes, and imports none o
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -52,13 +53,14 @@ class SchedulerSide:
         self._pool = pool
         self._clock = clock
         self._timeout_s = timeout_s
+        self._deadline_s = deadline_s
         self._namespaces = tuple(namespaces)
         kinds = [each.content.groups[0] for each in namespaces]
         self._chained = tuple(each.attention is not Attention.SLIDING for each in kinds)
         self._block_tokens = namespaces[0].layout.page_tokens
         windows = [-(-(each.window_tokens - 1) // self._block_tokens) for each in kinds]
         reach = [n for n, chained in zip(windows, self._chained, strict=True) if not chained]
-        self._lookups = Lookups(reach, self._block_tokens, self._ask, pool.note_late, deadline_s)
+        self._lookups = Lookups(reach, self._block_tokens, self._ask, deadline_s)
         self._saves = Saves(self._chained)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._thread = OneThread("kvharbor-lookups")
@@ -173,7 +175,8 @@ class SchedulerSide:
         """In the thread beside the scheduler's."""
         if not question.hashes:
             return Answer(question.request, question.number, Held(0, self._no_windows()))
-        held = self._pool.call("a lookup", lambda pool: self._held(pool, question.hashes), None)
+        ask = partial(self._held, hashes=question.hashes)
+        held = self._pool.call("a lookup", ask, None, self._deadline_s)
         return Answer(question.request, question.number, held)
 
     def _no_windows(self) -> tuple[bytes, ...]:

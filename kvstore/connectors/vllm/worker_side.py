@@ -16,7 +16,7 @@ from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
 from kvstore.connectors.engine_namespace import part_of
 from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.vllm.blocks import GroupBlocks
-from kvstore.errors import ConfigError, KVStoreError
+from kvstore.errors import BufferClosed, ConfigError, KVStoreError
 from kvstore.ids import ROOT_PARENT, PageKey
 from kvstore.namespace import Attention
 from kvstore.page import PageChain, engine_key
@@ -121,11 +121,18 @@ class WorkerSide:
         while self._waiting and room > 0:
             load = self._waiting.popleft()
             room -= sum(len(run.blocks) * self._page_bytes(run.group) for run in load.runs)
-            missing = [block for run in load.runs for block in self._load(run)]
-            self._finished.add(load.request)
-            if missing and len(self._groups) > 1:
-                self._failed.add(load.request)
-            self._bad_blocks.update(missing if len(self._groups) == 1 else ())
+            self._end(load, [block for run in load.runs for block in self._load(run)])
+
+    def refuse(self, loads: Sequence[Load]) -> None:
+        """Bring nothing of this: tell that all of it has failed."""
+        for load in loads:
+            self._end(load, [block for run in load.runs for block in run.blocks])
+
+    def _end(self, load: Load, missing: Sequence[int]) -> None:
+        self._finished.add(load.request)
+        if missing and len(self._groups) > 1:
+            self._failed.add(load.request)
+        self._bad_blocks.update(missing if len(self._groups) == 1 else ())
 
     def arrived(self) -> Arrived:
         """What became of loads, told once."""
@@ -192,10 +199,14 @@ class WorkerSide:
 
     def _copy_out(self, run: BlockRun) -> None:
         buffer = self._take()
-        if buffer is None:
+        try:
+            view = None if buffer is None else buffer.view
+        except BufferClosed:  # by the other thread, which has just lost the pool
+            view = None
+        if buffer is None or view is None:
             self.counts["dropped_pages"] += len(run.blocks)
             return
-        self._groups[run.group].memory.gather(run.blocks, buffer.view)  # V3
+        self._groups[run.group].memory.gather(run.blocks, view)  # V3
         self._thread.run(lambda: self._put(run, buffer))
 
     def _take(self) -> Buffer | None:
