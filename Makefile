@@ -49,7 +49,7 @@ help:
 	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
 	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.5 GB)'
 	echo 'make test-engines   tests with real inference engines'
-	echo 'make lint    format, lint, types, import contracts'
+	echo 'make lint    format, lint, import contracts, types'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
 	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
 
@@ -197,10 +197,10 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	echo '== ruff check'
 	$(VENV)/bin/ruff check .
-	echo '== mypy'
-	$(VENV)/bin/mypy
 	echo '== import contracts'
 	$(VENV)/bin/lint-imports --no-logo
+	echo '== mypy'
+	$(VENV)/bin/mypy
 
 bench: setup etcd-server
 	for file in $(BENCHMARKS); do
