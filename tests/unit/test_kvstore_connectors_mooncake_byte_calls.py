@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client.outcomes import MissReason, Refused, RefusedReason
-from kvstore.connectors.mooncake import ReplicaStatus
+from kvstore.connectors.mooncake import ReplicaStatus, objects
+from kvstore.connectors.mooncake.addresses import gather
 from kvstore.errors import CorruptPage, DeadlineExceeded, OutOfSpace, Unavailable
 from kvstore.namespace import opaque
 from kvstore.page import NAME_BYTES_MAX, name_key
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.connectors.mooncake import MooncakeDistributedStore
+    from kvstore.connectors.mooncake.addresses import Slices
     from tests.unit.object_store import ObjectStore
 
 HEADS = opaque("tests", "mooncake", keeps_names=True)
@@ -87,6 +89,32 @@ def test_what_cannot_be_stored_is_refused_and_the_rest_is_stored(
         store.put("a", "text")
 
 
+def test_buffers_that_do_not_lie_in_one_stretch_are_refused(
+    store: MooncakeDistributedStore,
+) -> None:
+    every_second = memoryview(b"abcdef")[::2]
+    assert store.put("a", every_second) == store.upsert("a", every_second) == -600
+    assert store.put_parts("a", b"1", every_second) == -600, "not without it"
+    assert store.put_batch(["a", "b"], [every_second, b"x"]) == -600
+    assert store.batch_is_exist(["a", "b"]) == [0, 1]
+
+
+def test_buffers_keep_their_size_while_they_are_put(
+    store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = bytearray(b"x")
+
+    def gather_late(slices: Slices, to: int) -> None:
+        with pytest.raises(BufferError):  # as another thread might, and move it
+            value.extend(bytes(1 << 20))
+        gather(slices, to)
+
+    monkeypatch.setattr(objects, "gather", gather_late)
+    assert store.put("a", value) == 0
+    value.extend(b"y")
+    assert store.get("a") == b"x"
+
+
 @pytest.mark.parametrize(
     ("reason", "code"),
     [
@@ -148,7 +176,8 @@ def test_removed_objects_are_gone(store: MooncakeDistributedStore, fake: ObjectS
     assert store.remove("other", True) == -704
     assert store.batch_remove(["layer/0", "no", "layer/0"], force=True) == [0, -704, -704]
     assert store.remove_by_regex("^layer/[12]$") == 2
-    assert store.remove_by_regex("(") == -600
+    for wrong in ("(", "a{4294967296}", "(" * 5000 + ")" * 5000):
+        assert store.remove_by_regex(wrong) == -600
     assert store.batch_is_exist(names) == [0, 0, 0, 1, 1]
     assert store.batch_replica_clear(["layer/3", "no"]) == ["layer/3"]
     assert store.batch_replica_clear(["layer/4"], "segment") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from kvstore.connectors.mooncake import BufferPool
@@ -58,6 +59,24 @@ def test_memory_is_stored_and_read_where_it_lies(store: MooncakeDistributedStore
     assert store.register_buffer(at, 4096) == -600, "again"
     assert (store.unregister_buffer(at), store.unregister_buffer(at)) == (0, -600)
     del source
+
+
+def test_numbers_of_numpy_name_memory_as_well(store: MooncakeDistributedStore) -> None:
+    _source, base = region(b"0123456789")
+    into, base_to = region(bytes(10))
+    at, to, ten, four = np.uint64(base), np.uint64(base_to), np.int64(10), np.int32(4)
+    assert store.register_buffer(to, ten) == store.put_from("a", at, ten) == 0  # type: ignore[arg-type]
+    assert store.put_from_with_metadata("m", at, at, ten, four) == 0  # type: ignore[arg-type]
+    assert store.get_batch(["a", "m"]) == [b"0123456789", b"01230123456789"]
+    assert store.get_into("a", to, ten) == 10  # type: ignore[arg-type]
+    assert into.raw == b"0123456789"
+    ours = store.batch_get_into_multi_buffers(["a"], [[to + 4, to]], [[ten - four, four]])  # type: ignore[list-item]
+    assert (ours, into.raw) == ([10], b"6789012345")
+    assert store.get_into_ranges([to], [["a"]], [[[four]]], [[[four]]], [[[four]]]) == [[[4]]]  # type: ignore[list-item]
+    assert into.raw == b"6789456745"
+    with pytest.raises(TypeError):
+        store.get_into("a", float(base_to), 10)  # type: ignore[arg-type]  # no number of memory
+    assert store.unregister_buffer(base_to) == 0
 
 
 def test_several_buffers_are_one_object(store: MooncakeDistributedStore) -> None:
@@ -137,7 +156,8 @@ def test_an_object_of_a_put_session_is_seen_when_that_ends(
     assert store.batch_put_session_start(["a", "b", "old", "no"], [100, 50, 5, 0]) == [
         0, 0, -705, -600,
     ]  # fmt: skip
-    assert store.batch_put_session_start(["a"], [100]) == [-705]
+    assert store.batch_put_session_start(["a", "c"], [100, 1 << 62]) == [-705, -200]
+    assert store.batch_put_session_revoke(["c"]) == [-704]
     layers = store.batch_put_from_multi_buffer_ranges
     assert layers(["a", "b"], [[at], [at]], [[60], [50]], [[40], [0]]) == [60, 50]
     assert layers(["a", "no"], [[at + 60], [at]], [[40], [1]], [[0], [0]]) == [40, -704]

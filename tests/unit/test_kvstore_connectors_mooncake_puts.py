@@ -104,6 +104,9 @@ def test_pieces_do_not_stay_where_their_object_cannot_be_stored(
     fake.refuse[second] = Refused(RefusedReason.OUT_OF_SPACE)
     assert store.put("large", LARGE) == -200
     assert not fake.held
+    fake.refuse[key_of("large")] = Refused(RefusedReason.OUT_OF_SPACE)
+    assert store.put("large", LARGE) == -200
+    assert not fake.held, "nor where their manifest cannot be"
     fake.puts_between = [(opened(), key_of("large"), b"theirs")] * 4
     assert store.put("large", LARGE) == 0
     assert (store.get("large"), pieces_in(fake)) == (b"theirs", [])
@@ -146,9 +149,16 @@ def test_pins_are_as_the_program_wants_them(
     config.soft_pin_ttl_ms = 5000
     store.put("a", b"x", config)
     assert fake.pins[key_of("a"), puts.PIN_OWNER] == (5.0, False)
+    for ttl_ms, ttl_s in ((1, limits.PAGE_TTL_MIN_S), (1 << 60, limits.PAGE_TTL_MAX_S)):
+        config.soft_pin_ttl_ms = ttl_ms
+        assert store.put("a", b"x", config) == 0
+        assert fake.pins[key_of("a"), puts.PIN_OWNER] == (ttl_s, False)
     config.soft_pin_action = SoftPinAction.DISABLE
     store.put("a", b"x", config)
     assert not fake.pins
+    config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.ENABLE, 0
+    assert store.put("a", b"x", config) == 0
+    assert not fake.pins, "for no time"
     config.with_hard_pin = True
     assert store.put("large", LARGE, config) == 0
     assert set(fake.pins.values()) == {(inf, True)}

@@ -56,6 +56,7 @@ def test_a_tensor_comes_back_as_it_was_put(store: MooncakeDistributedStore) -> N
         numbers(5).to(torch.bfloat16),
         torch.empty(0, 4),
         torch.tensor(7.5),
+        torch.tensor([1 + 2j]).conj().imag,
     ]
     keys = [str(number) for number in range(len(tensors))]
     assert store.batch_put_tensor(keys, tensors) == [0] * len(keys)
@@ -73,14 +74,17 @@ def test_what_is_no_tensor_is_refused_or_none(store: MooncakeDistributedStore) -
     assert store.batch_put_tensor(["a", "b"], [numbers(2), [1, 2]]) == [0, -600]
     assert store.put_tensor("c", torch.zeros(2, dtype=torch.complex64)) == -600
     assert store.put_tensor("d", torch.zeros([1] * 9)) == -600
+    for other in (numbers(3).to_sparse(), torch.empty(3, device="meta")):
+        assert store.put_tensor("e", other) == -600
     store.put("bytes", bytes(500))
     header = header_of(numbers(4)).pack()
     store.put("short", header + bytes(15))
     wrong_shape = tensor_format.TensorHeader("float32", (5,), 16).pack()
     store.put("shape", wrong_shape + bytes(16))
-    keys = ["a", "bytes", "short", "shape", "no"]
+    store.put("hollow", tensor_format.TensorHeader("float32", (100, 1 << 50), 0).pack())
+    keys = ["a", "bytes", "short", "shape", "no", "hollow"]
     assert [each is not None for each in store.batch_get_tensor(keys)] == [
-        True, False, False, False, False,
+        True, False, False, False, False, False,
     ]  # fmt: skip
 
 

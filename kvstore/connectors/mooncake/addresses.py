@@ -6,6 +6,7 @@ The addresses are the program's word, as they are with Mooncake: a wrong one end
 from __future__ import annotations
 
 import ctypes
+from operator import index
 from typing import TYPE_CHECKING, Final
 
 from kvstore.connectors.mooncake.codes import Code
@@ -41,8 +42,16 @@ def is_memory(address: int, size: int) -> bool:
     return address >= FIRST_ADDRESS and 0 < size <= _LAST_ADDRESS - address
 
 
+def place(address: int, size: int) -> tuple[int, int]:
+    """As plain numbers, where a program names them by numpy's. TypeError for what is no number."""
+    return index(address), index(size)
+
+
 def slices_of(value: object) -> Slices:
-    """Where the bytes of a buffer lie; valid while the caller keeps it. TypeError for none."""
+    """Where the bytes of a buffer lie; valid while the caller keeps it.
+
+    TypeError for what is no buffer, BadValue for one that does not lie row by row in one stretch.
+    """
     view = memoryview(value)  # type: ignore[arg-type]  # the check is this very call
     memory = Memory.of("value", view, writable=False)
     return ((memory.address, memory.size_bytes),) if memory.size_bytes else ()
@@ -99,6 +108,7 @@ class Regions:
 
     def register(self, address: int, size: int) -> Code:
         """Note a region, once."""
+        address, size = place(address, size)
         if not is_memory(address, size) or address in self._sizes:
             return Code.INVALID_PARAMS
         self._sizes[address] = size

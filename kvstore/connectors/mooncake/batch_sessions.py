@@ -7,6 +7,7 @@ session reads was verified whole when it began, and stays as it was.
 from __future__ import annotations
 
 import threading
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.connectors.mooncake.addresses import is_memory, lengths_agree, scatter, slices_of
@@ -63,8 +64,15 @@ class BatchSessions(PointerCalls):
                 elif size <= 0:
                     codes[at] = Code.INVALID_PARAMS
                 elif codes[at] == 0:
-                    self._drafts[key] = _Draft(bytearray(size), config)
+                    codes[at] = self._begin(key, size, config)
         return codes
+
+    def _begin(self, key: str, size: int, config: ReplicateConfig) -> int:
+        try:
+            self._drafts[key] = _Draft(bytearray(size), config)
+        except (MemoryError, OverflowError):
+            return Code.NO_AVAILABLE_HANDLE
+        return Code.OK
 
     def batch_put_from_multi_buffer_ranges(
         self,
@@ -146,7 +154,7 @@ def _copy(value: bytearray, row: Sequence[Sequence[int]], *, inward: bool) -> in
     """Copy ranges into a value or out of it: their bytes; a code, and none, where one is wrong."""
     if not lengths_agree(*row):
         return Code.INVALID_PARAMS
-    ranges = list(zip(*row, strict=True))
+    ranges = list(zip(*[map(index, column) for column in row], strict=True))
     for address, size, offset in ranges:
         if not is_memory(address, size) or not 0 <= offset <= len(value) - size:
             return Code.INVALID_PARAMS

@@ -13,6 +13,7 @@ from kvstore.connectors.mooncake.objects import Value
 from kvstore.connectors.mooncake.puts import store_values
 from kvstore.connectors.mooncake.session import Session, name_of
 from kvstore.connectors.mooncake.values import DEFAULT_CONFIG, BufferHandle, ReplicaDescriptor
+from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,7 @@ class ByteCalls(Session):
 
     def put(self, key: str, value: object, config: ReplicateConfig = DEFAULT_CONFIG) -> int:
         """Store one object; what is there under the name stays."""
-        return self._store([Value(name_of(key), slices_of(value))], config)[0]
+        return self._store([_of_parts(key, [value])], config)[0]
 
     def put_parts(self, key: str, *args: object, config: ReplicateConfig = DEFAULT_CONFIG) -> int:
         """Store several buffers, one after the other, as one object."""
@@ -48,7 +49,7 @@ class ByteCalls(Session):
 
     def upsert(self, key: str, value: object, config: ReplicateConfig = DEFAULT_CONFIG) -> int:
         """Store one object in place of what is there."""
-        return self._store([Value(name_of(key), slices_of(value))], config, replace=True)[0]
+        return self._store([_of_parts(key, [value])], config, replace=True)[0]
 
     def upsert_parts(
         self, key: str, *args: object, config: ReplicateConfig = DEFAULT_CONFIG
@@ -75,7 +76,7 @@ class ByteCalls(Session):
     ) -> int:
         if len(keys) != len(values):
             return Code.INVALID_PARAMS
-        batch = [Value(name_of(k), slices_of(v)) for k, v in zip(keys, values, strict=True)]
+        batch = [_of_parts(key, [value]) for key, value in zip(keys, values, strict=True)]
         return next((code for code in self._store(batch, config, replace=replace) if code), Code.OK)
 
     def _store(
@@ -186,7 +187,7 @@ class ByteCalls(Session):
         del force
         try:
             pattern = re.compile(regex_pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             _LOG.error("mooncake: remove_by_regex: %s", error)
             return Code.INVALID_PARAMS
 
@@ -202,7 +203,14 @@ class ByteCalls(Session):
 
 
 def _of_parts(key: str, parts: Sequence[object]) -> Value:
-    return Value(name_of(key), joined(each for part in parts for each in slices_of(part)))
+    """An object of buffers, which stay as large as they are; without bytes where it cannot be."""
+    name = name_of(key)
+    views = [memoryview(part) for part in parts]  # type: ignore[arg-type]  # TypeError for none
+    try:
+        return Value(name, joined(each for view in views for each in slices_of(view)), views)
+    except BadValue as error:
+        _LOG.error("mooncake: %r: %s", key, error)
+        return Value(name, ())
 
 
 def _matching(objects: Objects, pattern: re.Pattern[str]) -> list[list[bytes]]:

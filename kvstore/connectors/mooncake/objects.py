@@ -40,10 +40,12 @@ SPACE: Final = address_space()
 
 
 class Value(NamedTuple):
-    """An object to be put; whoever made it keeps the memory."""
+    """An object to be put."""
 
     name: bytes
     slices: Slices
+    memory: object = None
+    """Keeps it where it is; None: whoever made the value does."""
 
 
 class Finding(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 from kvstore.connectors.mooncake.addresses import (
@@ -9,6 +10,7 @@ from kvstore.connectors.mooncake.addresses import (
     is_memory,
     joined,
     lengths_agree,
+    place,
     scatter,
     size_of,
     slices_of,
@@ -22,6 +24,7 @@ from kvstore.connectors.mooncake.values import DEFAULT_CONFIG
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.connectors.mooncake.addresses import Slices
     from kvstore.connectors.mooncake.objects import Objects
     from kvstore.connectors.mooncake.values import ReplicateConfig
 
@@ -77,7 +80,7 @@ class PointerCalls(ByteCalls):
     ) -> list[int]:
         if not lengths_agree(keys, buffer_ptrs, sizes):
             return [Code.INVALID_PARAMS] * len(keys)
-        places = [[place] for place in zip(buffer_ptrs, sizes, strict=True)]
+        places = [[each] for each in zip(buffer_ptrs, sizes, strict=True)]
         return self._store(_values(keys, places), config, replace=replace)
 
     def put_from_with_metadata(
@@ -118,7 +121,7 @@ class PointerCalls(ByteCalls):
         """Read several, each into memory that is large enough."""
         if not lengths_agree(keys, buffer_ptrs, sizes):
             return [Code.INVALID_PARAMS] * len(keys)
-        return self._read_into(keys, [[place] for place in zip(buffer_ptrs, sizes, strict=True)])
+        return self._read_into(keys, [[each] for each in zip(buffer_ptrs, sizes, strict=True)])
 
     def batch_get_into_multi_buffers(
         self,
@@ -135,9 +138,10 @@ class PointerCalls(ByteCalls):
         return self._read_into(keys, places)
 
     def _read_into(
-        self, keys: Sequence[str], places: Sequence[Sequence[tuple[int, int]]]
+        self, keys: Sequence[str], given: Sequence[Sequence[tuple[int, int]]]
     ) -> list[int]:
         names = [name_of(key) for key in keys]
+        places = [_plain(each) for each in given]
 
         def read(objects: Objects) -> list[int]:
             finding = objects.find(names)
@@ -156,7 +160,7 @@ class PointerCalls(ByteCalls):
                         rounds.append(turn)
                     turn[i] = at
             for turn in rounds:
-                targets = {i: cut(tuple(places[at]), 0, finding.sizes[i]) for i, at in turn.items()}
+                targets = {i: cut(places[at], 0, finding.sizes[i]) for i, at in turn.items()}
                 for i, code in objects.read(finding, targets).items():
                     results[turn[i]] = code or finding.sizes[i]
             return results
@@ -207,9 +211,10 @@ class PointerCalls(ByteCalls):
             return [Code.INVALID_PARAMS] * len(sizes)
         if value is None:
             return [Code.OBJECT_NOT_FOUND] * len(sizes)
-        whole = slices_of(value)
+        whole, base = slices_of(value), index(base)
         results: list[int] = []
-        for offset, start, size in zip(to, source, sizes, strict=True):
+        columns = [map(index, each) for each in (to, source, sizes)]
+        for offset, start, size in zip(*columns, strict=True):
             fits = start >= 0 and size > 0 and start + size <= len(value)
             if not fits or not self._regions.holds(base + offset, size):
                 results.append(Code.INVALID_PARAMS)
@@ -221,10 +226,15 @@ class PointerCalls(ByteCalls):
 
 def _values(keys: Sequence[str], places: Sequence[Sequence[tuple[int, int]]]) -> list[Value]:
     """Objects to be put; one that lies where no memory can be has no bytes, and is refused."""
+    plain = map(_plain, places)
     return [
-        Value(name_of(key), joined(each) if all(is_memory(*place) for place in each) else ())
-        for key, each in zip(keys, places, strict=True)
+        Value(name_of(key), joined(slices) if all(is_memory(*each) for each in slices) else ())
+        for key, slices in zip(keys, plain, strict=True)
     ]
+
+
+def _plain(places: Sequence[tuple[int, int]]) -> Slices:
+    return tuple([place(*each) for each in places])
 
 
 def _paired(
@@ -239,8 +249,8 @@ def _paired(
     return [list(zip(*row, strict=True)) for row in rows]
 
 
-def _is_room(places: Sequence[tuple[int, int]], size: int) -> bool:
-    return all(is_memory(*place) for place in places) and size_of(tuple(places)) >= size
+def _is_room(places: Slices, size: int) -> bool:
+    return all(is_memory(*each) for each in places) and size_of(places) >= size
 
 
 def _filled(shape: Fragments, code: Code) -> Fragments:

@@ -105,7 +105,8 @@ class _Put:
             return
         packed = bytearray(manifest.pack())
         address = Memory.of("manifest", packed, writable=False).address
-        if self._store_heads([Value(value.name, ((address, MANIFEST_BYTES),))]):
+        others = self._store_heads([Value(value.name, ((address, MANIFEST_BYTES),))])
+        if others or self.codes[value.name]:
             self._objects.drop_pieces([manifest])
 
     def _store_heads(self, values: list[Value]) -> list[bytes]:
@@ -145,7 +146,13 @@ def _pin(objects: Objects, codes: dict[bytes, Code], config: ReplicateConfig) ->
     if not config.with_hard_pin and action != SoftPinAction.ENABLE:
         return
     ttl_ms = config.soft_pin_ttl_ms
-    ttl_s = inf if config.with_hard_pin else SOFT_PIN_S if ttl_ms is None else ttl_ms / 1000
+    ttl_s = SOFT_PIN_S if ttl_ms is None else ttl_ms / 1000
+    if config.with_hard_pin:
+        ttl_s = inf
+    elif ttl_s <= 0:
+        return
+    else:
+        ttl_s = min(max(ttl_s, limits.PAGE_TTL_MIN_S), limits.PAGE_TTL_MAX_S)
     try:
         objects.pin(names, PIN_OWNER, ttl_s, hard=config.with_hard_pin)
     except OutOfSpace as error:

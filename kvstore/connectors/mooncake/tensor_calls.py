@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from operator import index
 from typing import TYPE_CHECKING, Final
 
-from kvstore.connectors.mooncake.addresses import is_memory, lengths_agree, slices_of
+from kvstore.connectors.mooncake.addresses import is_memory, lengths_agree, place, slices_of
 from kvstore.connectors.mooncake.batch_sessions import BatchSessions
 from kvstore.connectors.mooncake.codes import Code
 from kvstore.connectors.mooncake.objects import Value
@@ -317,11 +318,12 @@ def _shards(given: object, size: int, dimension: int) -> list[Tensor]:
 
 
 def _memory(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * size).from_address(address)
+    return (ctypes.c_char * size).from_address(index(address))
 
 
 def _holds_tensor(address: int, size: int) -> bool:
     """Whether a header lies there, and the data that it tells of."""
+    address, size = place(address, size)
     if not is_memory(address, size) or size < HEADER_BYTES:
         return False
     header = unpack(ctypes.string_at(address, HEADER_BYTES), size)

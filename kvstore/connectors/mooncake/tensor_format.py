@@ -49,9 +49,11 @@ class TensorHeader(msgspec.Struct, frozen=True):
 
 def storable(tensor: object) -> Tensor | None:
     """A tensor that can be stored; None for anything else."""
-    from torch import Tensor
+    from torch import Tensor, strided
 
     if not isinstance(tensor, Tensor) or tensor.dim() > DIMENSIONS_MAX:
+        return None
+    if tensor.layout != strided or tensor.is_meta:
         return None
     return tensor if _name_of(tensor) in DTYPES else None
 
@@ -89,8 +91,8 @@ def tensor_of(value: bytearray | memoryview) -> Tensor | None:
     if header is None:
         return None
     kind: dtype = getattr(torch, header.dtype)
-    if not header.data_bytes:
-        return torch.empty(header.shape, dtype=kind)
+    if not header.data_bytes:  # of a shape that wants some, there would be whatever lies there
+        return torch.empty(header.shape, dtype=kind) if 0 in header.shape else None
     flat = torch.frombuffer(value, dtype=torch.uint8, count=header.data_bytes, offset=HEADER_BYTES)
     try:
         return flat.view(kind).reshape(header.shape)
@@ -99,5 +101,8 @@ def tensor_of(value: bytearray | memoryview) -> Tensor | None:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor's data in one stretch of host memory; itself where it lies so already."""
-    return tensor.detach().cpu().contiguous()
+    """The tensor's data in one stretch of host memory; itself where it lies so already.
+
+    A view may say that its numbers count as their negatives: that is no more said of the bytes.
+    """
+    return tensor.detach().resolve_neg().cpu().contiguous()
