@@ -248,6 +248,9 @@ def _check_credit(core: Core, fleet: Fleet, wish: wire.OpenTicket, tokens: int) 
         room_for = largest - tokens + getattr(wish, field)
         want = f"at most {room_for}: {tokens} in all, and the largest decode worker has {largest}"
         raise BadValue(field, getattr(wish, field), want)
+    if not room.spread(core.tickets, fleet):
+        text = "room is found first for those that were admitted before"
+        raise _throttled(RETRY_MIN_S, "decode_occupancy", text)
     taken, most = fleet.taken_tokens, core.tunables.decode_occupancy_max * fleet.capacity_tokens
     over, text = taken + tokens - most, f"{taken} of {most:.0f} KV tokens are promised"
     if not taken or over <= 0:

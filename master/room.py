@@ -7,13 +7,14 @@ has once the prompt is computed, and may be any with room that is kept for nobod
 
 Those who have room kept on one worker have it in the order in which they came. Where nobody has
 enough, as after a loss, a ticket is kept behind the others where most is free: what comes free
-there gathers for it, and those that want less, and come later, do not take it first. Must not know
-of places in batches beyond whether there is one, nor of prompts.
+there gathers for it, and those that want less, and come later, do not take it first. Nor do they
+take what comes free elsewhere: before anybody is admitted room is spread anew. Must not know of
+places in batches beyond whether there is one, nor of prompts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import InvariantBroken
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from master.fleets import Fleet, FleetWorker
     from master.tickets import Ticket, Tickets
+
+SPREAD_MAX: Final = 16
+"""Tickets that are given room elsewhere at once (I27)."""
 
 
 def needed_tokens(ticket: Ticket) -> int:
@@ -35,12 +39,19 @@ def fits(worker: FleetWorker, ticket: Ticket) -> bool:
     """
     if ticket.room is not worker:
         return worker.open_tokens >= needed_tokens(ticket)
-    ahead = 0
+    return worker.open_tokens >= 0 or ticket.id in served(worker)
+
+
+def served(worker: FleetWorker) -> set[int]:
+    """Whose room there is free: where it is not for one, it is for none of those behind it."""
+    found: set[int] = set()
+    left = worker.free_tokens
     for number, tokens in worker.kept.items():
-        if number == ticket.id:
+        left -= tokens
+        if left < 0:
             break
-        ahead += tokens
-    return worker.free_tokens - ahead >= needed_tokens(ticket)
+        found.add(number)
+    return found
 
 
 def takes(worker: FleetWorker, ticket: Ticket) -> bool:
@@ -88,6 +99,40 @@ def _best(ticket: Ticket) -> FleetWorker | None:
     if fitting:
         return min(fitting, key=lambda w: (w.name in ticket.failed, w.open_tokens, w.name))
     return max(able, key=lambda worker: (worker.open_tokens, worker.name), default=None)
+
+
+def spread(book: Tickets, fleet: Fleet) -> bool:
+    """Keep room elsewhere for those for whom it is not free where they have it, if it is there.
+
+    As after a new master's first worker had all, or where an answer outgrew what was expected. The
+    longest first. False: these were SPREAD_MAX, and there may be more.
+    """
+    workers = fleet.decoders()
+    if all(worker.open_tokens >= 0 for worker in workers):
+        return True
+    most: dict[str, int] = {}
+    moved = 0
+    for worker in workers:
+        left = worker.free_tokens
+        for number, tokens in list(worker.kept.items()) if worker.open_tokens < 0 else ():
+            ticket = book.find(number)
+            assert ticket is not None, number
+            if left < tokens and tokens <= _most_open(fleet, ticket.wish.adapter, most):
+                let_go(ticket)
+                keep(ticket, wanted=True)
+                most.clear()
+                moved += 1
+                if moved == SPREAD_MAX:
+                    return False
+            else:
+                left -= tokens
+    return True
+
+
+def _most_open(fleet: Fleet, adapter: str, known: dict[str, int]) -> int:
+    if adapter not in known:
+        known[adapter] = max((w.open_tokens for w in fleet.decoders(adapter)), default=0)
+    return known[adapter]
 
 
 def settle(book: Tickets, fleet: Fleet) -> None:

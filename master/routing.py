@@ -101,7 +101,8 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
         return 0
     routed = 0
     too_much: dict[str, int] = {}
-    for ticket in _in_turn(core, fleet, too_much):
+    served = {number for worker in workers for number in room.served(worker)}
+    for ticket in _in_turn(core, fleet, too_much, served):
         if routed == most:
             break
         if _route(core, ticket, workers):
@@ -111,7 +112,9 @@ def _route_some(core: Core, fleet: Fleet, most: int) -> int:
     return routed
 
 
-def _in_turn(core: Core, fleet: Fleet, too_much: dict[str, int]) -> Iterator[Ticket]:
+def _in_turn(
+    core: Core, fleet: Fleet, too_much: dict[str, int], served: set[int]
+) -> Iterator[Ticket]:
     """Those that wait, some after the others: whom nobody can take holds up none behind.
 
     Nor takes it much time: who wants as much as found no room, by its adapter, is left out, unless
@@ -121,17 +124,17 @@ def _in_turn(core: Core, fleet: Fleet, too_much: dict[str, int]) -> Iterator[Tic
     waiting = list(islice(fleet.waiting, LOOKED_AT_MAX))
     for first in range(0, len(waiting), ORDERED_MAX):
         found = [core.tickets.find(number) for number in waiting[first : first + ORDERED_MAX]]
-        tickets = [each for each in found if each is not None and _may_fit(each, too_much)]
+        tickets = [each for each in found if each is not None and _may_fit(each, too_much, served)]
         wishes = [_wish(ticket, _maker(ticket)) for ticket in tickets]
         for at in policy.order(wishes, core.now):
-            if _may_fit(tickets[at], too_much):
+            if _may_fit(tickets[at], too_much, served):
                 yield tickets[at]
 
 
-def _may_fit(ticket: Ticket, too_much: dict[str, int]) -> bool:
+def _may_fit(ticket: Ticket, too_much: dict[str, int], served: set[int]) -> bool:
     if room.needed_tokens(ticket) < too_much.get(ticket.wish.adapter, inf):
         return True
-    return ticket.room is not None and room.takes(ticket.room, ticket)
+    return ticket.id in served and ticket.room is not None and ticket.room.free_places > 0
 
 
 def _maker(ticket: Ticket) -> Place:

@@ -17,6 +17,7 @@ from tests.unit.ticket_rig import Fleet
 
 if TYPE_CHECKING:
     from master.fleets import FleetWorker
+    from master.tickets import Ticket
 
 SEED = 1
 
@@ -243,6 +244,84 @@ def test_an_answer_that_outgrows_its_room_takes_it_from_those_that_come_later() 
     fleet.throttled(of_tokens(fleet, 2))
     fleet.ask(wire.FinishTicket(runs, claimed.token), Done)
     assert fleet.route(waits).decode == "d0"
+
+
+def test_an_answer_that_outgrows_its_room_leaves_room_elsewhere_to_those_behind_it() -> None:
+    fleet = fleet_of(1000, 1000)
+    runs = stage(fleet, admit(fleet, 500))
+    route = fleet.route(runs)
+    claimed, (other,) = fleet.claim(runs, route), {"d0", "d1"} - {route.decode}
+    waits = admit(fleet, 400)
+    assert kept_on(fleet, waits) == route.decode
+    fleet.ask(wire.TicketInstalled(runs, claimed.token), Done)
+    fleet.beat(route.decode, (runs, claimed.token, 900))
+    assert fleet.throttled(of_tokens(fleet, 700)).text.startswith("600 KV tokens are the most")
+    assert kept_on(fleet, waits) == other
+    admit(fleet, 600)
+    assert fleet.route(stage(fleet, waits)).decode == other
+
+
+def test_what_a_new_master_was_told_of_does_not_stay_with_the_first_worker_that_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = fleet_of(1000)
+    fleet.join("d0", capacity=2100)
+    earlier = [fleet.ticket(admit(fleet, 700).ticket) for _ in range(3)]
+    fleet.rig.takeover(fleet.rig.master.core.epoch + 1)
+    fleet.rig.workers["w1"].join()
+    fleet.join("p1", "prefill")
+    for each in earlier:
+        own = each.id, each.wish.namespace, each.wish.request, each.wish.keys, 1, 699, 1.0, 60.0
+        fleet.ask(wire.PresentTicket(*own, 0, "p1", wire.TailRef(), ()), Done)
+    for name in ("d0", "d1", "d2"):
+        fleet.join(name, capacity=1000)
+    assert [len(worker(fleet, name).kept) for name in ("d0", "d1", "d2")] == [3, 0, 0]
+    monkeypatch.setattr(room, "SPREAD_MAX", 1)  # so many at once
+    for _ in range(2):
+        assert "admitted before" in fleet.throttled(of_tokens(fleet, 600)).text
+    assert [list(worker(fleet, name).kept) for name in ("d0", "d1", "d2")] == [
+        [each.id] for each in earlier
+    ]
+    assert "300 KV tokens are the most" in fleet.throttled(of_tokens(fleet, 600)).text
+    admit(fleet, 300)
+
+
+def test_room_is_spread_only_to_where_the_adapter_is() -> None:
+    fleet = fleet_of(1000)
+    fleet.join("p1", "prefill", adapters=("lora",))
+    fleet.join("d1", capacity=1000, adapters=("lora",))
+    runs = fleet.open(of_tokens(fleet, 600, "lora"))
+    waits = fleet.open(of_tokens(fleet, 400, "lora"))
+    fleet.join("d1", capacity=700, adapters=("lora",))
+    admit(fleet, 700)
+    assert (kept_on(fleet, runs), kept_on(fleet, waits)) == ("d1", "d1")
+
+
+def test_those_for_whom_there_is_no_room_are_not_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = fleet_of(10_000)
+    runs = stage(fleet, admit(fleet, 2000))
+    claimed = fleet.claim(runs, fleet.route(runs))
+    many = [admit(fleet, 100) for _ in range(80)]
+    fleet.ask(wire.TicketInstalled(runs, claimed.token), Done)
+    fleet.beat("d0", (runs, claimed.token, 9950))
+    for each in many:
+        stage(fleet, each)
+    asked: list[int] = []
+    takes = room.takes
+
+    def noted(where: FleetWorker, ticket: Ticket) -> bool:
+        asked.append(ticket.id)
+        return takes(where, ticket)
+
+    monkeypatch.setattr(room, "takes", noted)
+    fleet.beat("d0", (runs, claimed.token, 9951))
+    fleet.rig.tick()
+    assert asked == [many[0].ticket]
+    fleet.ask(wire.CancelTicket(runs), Done)
+    fleet.rig.settle()
+    assert {fleet.ticket(each.ticket).state for each in many} == {TicketState.ROUTED}
 
 
 @pytest.mark.parametrize(("prompt", "new", "field"), [(1, 1000, "new_tokens"), (1001, 1, "prompt")])
