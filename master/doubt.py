@@ -4,8 +4,8 @@ From `leads_until_s` on another may lead. Until Prolonged comes, or the end of t
 decided, ordered or stored: lookups are answered as they would have been, without lease and without
 a trace, everything else is refused. What peers report meanwhile is taken in, what follows from it
 waits. A worker's heartbeats show that it lives, but are no contact with a leader for it: it fences
-itself as if there were none (W3), and comes back. It cannot register before the doubt is over, so
-time in doubt does not count as silence.
+itself as if there were none (W3), and comes back. It cannot register before the doubt is over, nor
+can inference workers beat, so time in doubt does not count as silence.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def prolong(core: Core, until_s: float) -> None:
     """The lease is good until then."""
     if core.is_in_doubt and until_s > core.now:
         membership.forgive_silence(core, core.leads_until_s)
+        core.tickets.fleets.forgive_silence(core.leads_until_s, core.now)
+        core.tickets.gateways.forgive_absence(core.now)
     core.leads_until_s = until_s
 
 

@@ -254,6 +254,11 @@ class Fleets:
         worker.heard_s = now_s
         self.silence.place(worker, now_s + limits.FLEET_LOST_AFTER_S)
 
+    def forgive_silence(self, since_s: float, now_s: float) -> None:
+        """Nobody could be heard between then and now: of anybody's silence this does not count."""
+        for worker in list(self.silence):
+            self.heard(worker, now_s - max(0.0, since_s - worker.heard_s))
+
     def take_out(self, worker: FleetWorker) -> None:
         """It has ended, or is given up."""
         self.silence.discard(worker)

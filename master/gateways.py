@@ -72,6 +72,14 @@ class Gateways:
         if gateway is not None:
             self.away.place(gateway, now_s + limits.GATEWAY_LOST_AFTER_S)
 
+    def forgive_absence(self, now_s: float) -> None:
+        """Until now nothing was done for those that came: who is away has all its time once more.
+
+        It has looked for another master meanwhile.
+        """
+        for gateway in list(self.away):
+            self.went(gateway.key, now_s)
+
     def check(self, tickets: Iterable[int], connected: Container[OwnerKey]) -> None:
         """I43: InvariantBroken unless these are had, by who is connected or is given up in time."""
         numbers = set(tickets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from kvstore import limits
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
 from master import claims
+from master.events import Prolonged
 from master.tickets import TicketState
 from tests.unit.master_rig import chain, failure
 from tests.unit.ticket_rig import Fleet
@@ -197,6 +199,29 @@ def test_one_that_had_many_is_given_up_in_steps() -> None:
     fleet.rig.master.check_invariants()
     fleet.rig.tick(0.2)
     fleet.assert_nothing_held()
+
+
+def test_time_in_doubt_counts_neither_as_silence_nor_as_absence() -> None:
+    gateway = Gateway()
+    fleet, ticket = gateway.fleet, prefilling(gateway).ticket
+    rig = fleet.rig
+    rig.pass_time(1.0)
+    rig.close(gateway.session)
+    rig.send(Prolonged(rig.now))
+    rig.pass_time(10.0)
+    refused = failure(rig.ask(gateway.workers, fleet.beat_message("d1")))
+    assert refused.code == "unavailable"
+    rig.send(Prolonged(inf))
+    rig.settle()
+    rig.pass_time(limits.FLEET_LOST_AFTER_S - 1.0 - 0.5)
+    fleet.beat("p1")
+    fleet.beat("d1")
+    gateway.pass_time(1.0)
+    assert fleet.ticket(ticket).state is TicketState.PREFILLING
+    gateway.pass_time(limits.GATEWAY_LOST_AFTER_S)  # but it has to come back
+    fleet.assert_nothing_held()
+    rig.pass_time(limits.FLEET_LOST_AFTER_S + 1.0)  # and they have to beat
+    assert rig.master.core.counters["fleet_workers_lost"] == 2
 
 
 def test_a_gateway_without_tickets_is_not_waited_for() -> None:
