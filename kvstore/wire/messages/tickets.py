@@ -97,7 +97,9 @@ class LeaveFleet(Message, frozen=True, tag=180):
 class OpenTicket(Message, frozen=True, tag=181):
     """Gateway: may this request begin, and where? -> TicketOpened or Throttled.
 
-    Safe to repeat: the same request of the same tenant gets the same ticket.
+    Safe to repeat: the same request of the same tenant gets the same ticket. That is of whoever
+    asked last, and is cancelled where no connection with that one's token has been there for
+    GATEWAY_LOST_AFTER_S.
     """
 
     namespace: bytes
