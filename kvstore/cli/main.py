@@ -15,6 +15,7 @@ import typer
 
 from kvstore import limits
 from kvstore.cli import (
+    doctor,
     masters,
     mooncake,
     output,
@@ -101,6 +102,7 @@ tracing = typer.Typer(help="Learn from recorded requests.", no_args_is_help=True
 app.add_typer(tracing, name="trace")
 app.add_typer(policy.app, name="policy")
 app.add_typer(tier.app, name="tier")
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(tickets.app, name="tickets")
 app.add_typer(workers.app, name="workers")

@@ -154,6 +154,20 @@ def differences(ours: EngineFields, theirs: EngineFields) -> list[str]:
     ]
 
 
+def as_text(fields: EngineFields) -> str:
+    """The fields as JSON, which `of_text` reads."""
+    return json.dumps(msgspec.to_builtins(fields), indent=1)
+
+
+def of_text(text: str) -> EngineFields:
+    """What `as_text` wrote; BadValue where it did not."""
+    want = "a description that an engine's connector wrote"
+    try:
+        return msgspec.convert(json.loads(text), EngineFields)
+    except (json.JSONDecodeError, msgspec.ValidationError) as error:
+        raise BadValue("description", str(error), want) from error
+
+
 def part_of(namespace: Namespace, tensor_rank: int) -> tuple[int, bool]:
     """The part of a page that a rank reads, and whether it is the one that writes it.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm import __version__
@@ -25,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvstore.clock import SystemClock
-from kvstore.connectors.engine_namespace import check_fields, namespaces, warnings
+from kvstore.connectors.engine_namespace import as_text, check_fields, namespaces, warnings
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.vllm.fields import ENGINES, engine_fields
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
@@ -81,6 +82,8 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         if role is KVConnectorRole.SCHEDULER:
             for text in warnings(fields):
                 _LOG.warning("kvharbor: %s", text)
+            if settings.description_file:
+                Path(settings.description_file).write_text(as_text(fields), encoding="utf-8")
             self._scheduler = SchedulerSide(
                 made, self._pool, clock, settings.timeout_s, settings.lookup_deadline_s
             )

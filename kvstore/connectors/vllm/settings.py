@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = ""
     """Name of this machine, as its pool workers have it; empty for the system's."""
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
+    description_file: str = ""
+    """Where to write what this engine's KV is called, for `kvharbor doctor engine`."""
     revision: str = ""
     """Names the model's weights; empty for a digest of them, about a second a gigabyte."""
     timeout_s: float = 1.0
