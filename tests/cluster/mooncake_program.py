@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from mooncake.structured_object_store import MooncakeBundleTransfer, StructuredObjectPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,6 +232,22 @@ class Program:
         note("with parallelism", lambda: store.put_tensor_with_parallelism("pw", tensor))
         note("get with parallelism", lambda: same(store.get_tensor_with_parallelism("pw"), tensor))
 
+    def structured(self) -> None:
+        """What Mooncake's own library of structured objects does with the store."""
+        transfer = MooncakeBundleTransfer(self.store, key_prefix="structured")
+        tokens, tensor = np.arange(24, dtype=np.int32).reshape(6, 4), torch.arange(5.0)
+        buffers = {"tokens": tokens, "text": b"text", "tensor": tensor}
+        wish = StructuredObjectPayload(metadata={"step": 7}, buffers=buffers)
+        put = transfer.put_structured_object(wish)
+        whole = transfer.materialize(transfer.read_spec(put))
+        self.note("structured metadata", lambda: whole.metadata["step"])
+        self.note("structured array", lambda: bool((whole.objects["tokens"] == tokens).all()))
+        self.note("structured bytes", lambda: bytes(whole.objects["text"]))
+        self.note("structured tensor", lambda: same(whole.objects["tensor"], tensor))
+        rows = transfer.read_spec(put).slice_member("tokens", axis=0, start=2, end=5)
+        part = transfer.materialize(rows.select_members(["tokens"])).objects["tokens"]
+        self.note("structured rows", lambda: bool((part == tokens[2:5]).all()))
+
     def removals(self) -> None:
         """By name, by pattern, all."""
         store, note = self.store, self.note
@@ -303,6 +321,7 @@ def main() -> None:
     program.upserts()
     program.settings_of_a_put()
     program.tensors()
+    program.structured()
     program.removals()
     program.rest()
     Path(result).write_text(json.dumps(program.said, indent=1))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from mooncake import store as wheel
 
+from kvstore.connectors import mooncake as ours
 from kvstore.connectors.mooncake import ReadTarget, TensorParallelism, tensor_format
 from kvstore.connectors.mooncake.tensor_format import DTYPES, HEADER_BYTES, header_of
 from tests.unit.object_store import installed, region, set_up
@@ -46,6 +47,21 @@ def test_headers_are_those_of_the_wheel(name: str) -> None:
         header = header_of(tensor)
         assert (header.pack(), header.data_bytes) == (packed, size)
         assert tensor_format.unpack(packed, HEADER_BYTES + size) == header
+
+
+def test_the_helpers_of_mooncakes_own_library_are_those_of_the_wheel() -> None:
+    tensor = numbers(3, 4).t()
+    packed, at, size, kept = ours._serialize_tensor(tensor)  # noqa: SLF001 -- its name there
+    theirs = wheel._serialize_tensor(tensor.contiguous())  # noqa: SLF001 -- as above
+    assert (packed, size) == (theirs[0], theirs[2])
+    value = packed + ctypes.string_at(at, size)
+    assert at == kept.data_ptr()
+    assert torch.equal(ours._deserialize_tensor(value), tensor)  # noqa: SLF001 -- as above
+    assert ours._tensor_metadata_size() == HEADER_BYTES  # noqa: SLF001 -- as above
+    with pytest.raises(ValueError, match="no tensor that can be stored"):
+        ours._serialize_tensor([1])  # noqa: SLF001 -- as above
+    with pytest.raises(ValueError, match="hold no tensor"):
+        ours._deserialize_tensor(b"short")  # noqa: SLF001 -- as above
 
 
 def test_a_tensor_comes_back_as_it_was_put(store: MooncakeDistributedStore) -> None:

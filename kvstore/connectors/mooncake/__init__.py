@@ -7,6 +7,7 @@ stands in README.md.
 
 from __future__ import annotations
 
+from kvstore.connectors.mooncake import tensor_format
 from kvstore.connectors.mooncake.buffer_pool import BufferLease as BufferLease
 from kvstore.connectors.mooncake.buffer_pool import BufferPool as BufferPool
 from kvstore.connectors.mooncake.parallel_calls import ParallelAxis as ParallelAxis
@@ -27,6 +28,10 @@ from kvstore.connectors.mooncake.values import TaskType as TaskType
 
 RegisteredBufferLease = BufferLease
 RegisteredBufferPool = BufferPool
+# What Mooncake's own Python files call.
+_serialize_tensor = tensor_format.serialize_tensor
+_deserialize_tensor = tensor_format.deserialize_tensor
+_tensor_metadata_size = tensor_format.tensor_header_bytes
 # Mooncake exports the members of these beside the types.
 globals().update(
     {

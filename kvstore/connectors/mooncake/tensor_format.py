@@ -106,3 +106,26 @@ def contiguous(tensor: Tensor) -> Tensor:
     A view may say that its numbers count as their negatives: that is no more said of the bytes.
     """
     return tensor.detach().resolve_neg().cpu().contiguous()
+
+
+def serialize_tensor(tensor: object) -> tuple[bytes, int, int, Tensor]:
+    """Header, address and length of the data, and what keeps it there. ValueError for no tensor."""
+    found = storable(tensor)
+    if found is None:
+        raise ValueError(f"{type(tensor).__name__}: no tensor that can be stored")
+    data = contiguous(found)
+    header = header_of(data)
+    return header.pack(), data.data_ptr(), header.data_bytes, data
+
+
+def deserialize_tensor(value: bytes) -> Tensor:
+    """The tensor of header and data, in memory of its own. ValueError where there is none."""
+    tensor = tensor_of(bytearray(value))
+    if tensor is None:
+        raise ValueError(f"{len(value)} bytes that hold no tensor")
+    return tensor
+
+
+def tensor_header_bytes() -> int:
+    """Bytes before the data."""
+    return HEADER_BYTES

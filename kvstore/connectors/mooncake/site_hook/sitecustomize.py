@@ -33,8 +33,8 @@ class StoreLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """ImportError says so where kvharbor is not installed for this Python."""
         ours = import_module(OURS)
-        public = {name: value for name, value in vars(ours).items() if not name.startswith("_")}
-        vars(module).update(public)
+        named = {name: value for name, value in vars(ours).items() if not name.startswith("__")}
+        vars(module).update(named)
         module.__doc__ = ours.__doc__
 
 
