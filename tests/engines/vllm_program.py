@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import LLM, SamplingParams
 
+from kvstore.connectors.vllm.stats import TOTALS
+
 if TYPE_CHECKING:
     from kvstore.connectors.vllm.foreign import Vllm
 
@@ -25,7 +27,10 @@ def connector_counts(engine: LLM) -> dict[str, int]:
 
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     halves = [scheduler.connector.scheduler_half, get_kv_transfer_group().worker_half]
-    counts = {name: count for half in halves for name, count in half.counts.items()}
+    counts = dict.fromkeys(TOTALS, 0)
+    for half in halves:
+        for name, count in half.totals.items():
+            counts[name] += count
     counts["open_requests"] = halves[0].open_requests
     counts["preemptions"] = scheduler.preempted_for_tests
     return counts

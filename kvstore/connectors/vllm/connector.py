@@ -205,7 +205,7 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         """What was counted since the last call, on this rank or in the scheduler."""
         side = self._worker or self._scheduler
         assert side is not None
-        totals = {**side.counts, "circuit_opened": self._pool.times_opened}
+        totals = side.totals
         news = {name: count - self._told.get(name, 0) for name, count in totals.items()}
         self._told = totals
         return PoolStats(data={name: count for name, count in news.items() if count})

@@ -158,6 +158,11 @@ class SchedulerSide:
         self._saves.end(rid)
 
     @property
+    def totals(self) -> dict[str, int]:
+        """Everything that was counted since the start, by the names of stats.TOTALS."""
+        return {**self.counts, "circuit_opened": self._pool.times_opened}
+
+    @property
     def open_requests(self) -> int:
         """Requests of which something is remembered."""
         return max(len(self._requests), len(self._lookups), len(self._saves))

@@ -258,6 +258,11 @@ class WorkerSide:
             if name == "saved_pages":
                 self.counts["saved_bytes"] += self._page_bytes(run.group)
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Everything that was counted since the start, by the names of stats.TOTALS."""
+        return {**self.counts, "circuit_opened": self._pool.times_opened}
+
     def close(self) -> None:
         """Put what is on its way, end the thread and the connection."""
         self._thread.close(CLOSE_TIMEOUT_S)
