@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,6 +16,13 @@ SITE: Final = Path(__file__).parent.parent / "connectors" / "mooncake" / "site_h
 EXAMPLE: Final = "Example: kvharbor mooncake-shim --master 10.0.0.11:7700 -- python program.py"
 WITHOUT_HOOK: Final = frozenset("IES")
 """Options of Python with which it looks at no PYTHONPATH, or at no sitecustomize."""
+ENDING: Final = frozenset("cm")
+"""Behind these there are only the program's own arguments."""
+TAKING_REST: Final = ENDING | frozenset("WX")
+TAKING_WORDS: Final = frozenset(("-W", "-X", "--check-hash-based-pycs"))
+"""Options whose value may be the next word."""
+DEFAULT_AGAIN: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores; who is not Python expects to be ended by them."""
 Namespace = Annotated[
     str,
     typer.Option(help="Programs that name the same one share objects.", show_default="mooncake"),
@@ -35,6 +43,8 @@ def mooncake_shim(
     """
     _check(command)
     environment = shimmed(os.environ, master, secret_file, namespace)
+    for number in DEFAULT_AGAIN:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -60,10 +70,23 @@ def shimmed(
 
 def _check(command: list[str]) -> None:
     """A Python that passes our hook by would use the installed Mooncake, and nobody would know."""
-    for word in command[1:] if "python" in Path(command[0]).name else ():
-        if not word.startswith("-"):
+    words = iter(command[1:] if "python" in Path(command[0]).name else ())
+    for word in words:
+        if word in TAKING_WORDS:
+            next(words, None)
+        elif not word.startswith("-") or word == "-":
             return
-        if not word.startswith("--") and WITHOUT_HOOK & set(
-            word.partition("c")[0].partition("m")[0]
-        ):
+        elif not word.startswith("--") and _options_of(word) & WITHOUT_HOOK:
             raise BadValue("command", word, "Python without -I, -E and -S, which pass the shim by")
+        elif _options_of(word) & ENDING:
+            return
+
+
+def _options_of(word: str) -> set[str]:
+    """The letters of one word of options, without the value of the last of them."""
+    found: set[str] = set()
+    for letter in word[1:]:
+        found.add(letter)
+        if letter in TAKING_REST:
+            break
+    return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore.cli.mooncake import SITE, shimmed
+from kvstore.cli.mooncake import SITE, mooncake_shim, shimmed
+from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,11 +88,41 @@ def test_the_shim_becomes_the_program() -> None:
     assert (done.returncode, done.stdout) == (23, f"{os.getpid()}\n")
 
 
-@pytest.mark.parametrize("option", ["-I", "-E", "-uS"])
-def test_a_python_that_would_pass_the_shim_by_is_refused(option: str) -> None:
-    done = shim(sys.executable, option, "-c", "pass")
-    assert done.returncode == 2
-    assert f"command: got '{option}', want Python without -I" in done.stderr
+def test_a_program_that_is_not_python_is_ended_by_a_broken_pipe() -> None:
+    done = shim("sh", "-c", "yes | head -n 1")
+    assert (done.stdout, done.stderr) == ("y\n", "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-I"], ["-E"], ["-uS"], ["-W", "ignore", "-I"], ["-X", "dev", "-sE"], ["-Wi", "-I"]],
+    ids=" ".join,
+)
+def test_a_python_that_would_pass_the_shim_by_is_refused(options: list[str]) -> None:
+    with pytest.raises(BadValue, match=f"command: got '{options[-1]}', want Python without -I"):
+        mooncake_shim([sys.executable, *options, "-c", "pass"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python3", "-Wdefault::EncodingWarning", "-Xno_debug_rangES", "program.py", "-I"],
+        ["python", "-uc", "pass", "-I"],
+        ["python", "-mIES", "-E"],
+        ["python", "-", "-S"],
+        ["python", "--check-hash-based-pycs", "never", "program.py", "-I"],
+        ["env", "-S", "python"],
+    ],
+    ids=" ".join,
+)
+def test_other_options_are_the_programs_own(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda _, command, __: run.append(command))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    mooncake_shim(words)
+    assert run == [words]
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
