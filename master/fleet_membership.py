@@ -217,7 +217,7 @@ def lose(core: Core, worker: FleetWorker) -> None:
         else:  # it was to run all of it: others would have to stage it
             event, staged = TicketEvent.PREFILL_FAILED, ticket.staging()
             change(core, ticket, event, slot=None, alone="", staged_bytes=staged)
-    room.keep_anew(core.tickets, worker.kept)
+    room.keep_anew(core.tickets, worker.fleet, worker.kept)
 
 
 def unroute(

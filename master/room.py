@@ -14,6 +14,8 @@ places in batches beyond whether there is one, nor of prompts.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import InvariantBroken
@@ -65,16 +67,19 @@ def keep(ticket: Ticket, *, wanted: bool) -> None:
     if before is not None and not (wanted and could_hold(before, ticket)):
         let_go(ticket)
     ticket.fleet.roomless.pop(ticket.id, None)
-    if not wanted:
-        return
-    worker = ticket.room or _best(ticket)
+    if wanted:
+        _take(ticket, ticket.room or Openings(ticket.fleet).best(ticket))
+
+
+def _take(ticket: Ticket, worker: FleetWorker | None) -> None:
+    """So much as it needs by now, there."""
+    ticket.room = worker
     if worker is None:
         ticket.fleet.roomless[ticket.id] = None
         return
     tokens = needed_tokens(ticket)
     worker.kept_tokens += tokens - worker.kept.get(ticket.id, 0)
     worker.kept[ticket.id] = tokens
-    ticket.room = worker
 
 
 def let_go(ticket: Ticket) -> None:
@@ -91,14 +96,57 @@ def could_hold(worker: FleetWorker, ticket: Ticket) -> bool:
     return is_member and is_large_enough and worker.has(ticket.wish.adapter)
 
 
-def _best(ticket: Ticket) -> FleetWorker | None:
-    """Where least is left free, of those that did not fail it; else where it fits the soonest."""
-    tokens = needed_tokens(ticket)
-    able = [each for each in ticket.fleet.decoders() if could_hold(each, ticket)]
-    fitting = [each for each in able if each.open_tokens >= tokens]
-    if fitting:
-        return min(fitting, key=lambda w: (w.name in ticket.failed, w.open_tokens, w.name))
-    return max(able, key=lambda worker: (worker.open_tokens, worker.name), default=None)
+class Openings:
+    """What the workers of a fleet have open, least first: found once for many tickets (I27)."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """As it is now; only `move` may change it."""
+        self._fleet = fleet
+        self._rows: dict[str, list[tuple[int, str]]] = {}
+
+    def _of(self, adapter: str) -> list[tuple[int, str]]:
+        rows = self._rows.get(adapter)
+        if rows is None:
+            decoders = self._fleet.decoders(adapter)
+            rows = self._rows[adapter] = sorted((w.open_tokens, w.name) for w in decoders)
+        return rows
+
+    def most(self, adapter: str) -> int:
+        """On one worker that has it; 0 where there is none."""
+        rows = self._of(adapter)
+        return rows[-1][0] if rows else 0
+
+    def best(self, ticket: Ticket) -> FleetWorker | None:
+        """Where least is left free, of those that did not fail it; else where it fits the soonest,
+        of those that could hold it if they had nothing else.
+        """
+        rows, workers = self._of(ticket.wish.adapter), self._fleet.workers
+        first = bisect_left(rows, (needed_tokens(ticket), ""))
+        if first < len(rows):
+            fitting = (name for _, name in islice(rows, first, None) if name not in ticket.failed)
+            return workers[next(fitting, rows[first][1])]
+        roomiest = (workers[name] for _, name in reversed(rows))
+        return next((worker for worker in roomiest if could_hold(worker, ticket)), None)
+
+    def move(self, ticket: Ticket) -> None:
+        """Let it have room where that is best, and nowhere else."""
+        if ticket.room is not None:
+            left, before = ticket.room, ticket.room.open_tokens
+            let_go(ticket)
+            self._note(left, before)
+        ticket.fleet.roomless.pop(ticket.id, None)
+        best = self.best(ticket)
+        before = 0 if best is None else best.open_tokens
+        _take(ticket, best)
+        if best is not None:
+            self._note(best, before)
+
+    def _note(self, worker: FleetWorker, before: int) -> None:
+        for rows in self._rows.values():
+            at = bisect_left(rows, (before, worker.name))
+            if at < len(rows) and rows[at] == (before, worker.name):
+                del rows[at]
+                insort(rows, (worker.open_tokens, worker.name))
 
 
 def spread(book: Tickets, fleet: Fleet) -> bool:
@@ -110,43 +158,36 @@ def spread(book: Tickets, fleet: Fleet) -> bool:
     workers = fleet.decoders()
     if all(worker.open_tokens >= 0 for worker in workers):
         return True
-    most: dict[str, int] = {}
-    moved = 0
+    openings, moved = Openings(fleet), 0
     for worker in workers:
         left = worker.free_tokens
         for number, tokens in list(worker.kept.items()) if worker.open_tokens < 0 else ():
             ticket = book.find(number)
             assert ticket is not None, number
-            if left < tokens and tokens <= _most_open(fleet, ticket.wish.adapter, most):
-                let_go(ticket)
-                keep(ticket, wanted=True)
-                most.clear()
-                moved += 1
-                if moved == SPREAD_MAX:
-                    return False
-            else:
+            if left >= tokens or openings.most(ticket.wish.adapter) < tokens:
                 left -= tokens
+                continue
+            openings.move(ticket)
+            moved += 1
+            if moved == SPREAD_MAX:
+                return False
     return True
-
-
-def _most_open(fleet: Fleet, adapter: str, known: dict[str, int]) -> int:
-    if adapter not in known:
-        known[adapter] = max((w.open_tokens for w in fleet.decoders(adapter)), default=0)
-    return known[adapter]
 
 
 def settle(book: Tickets, fleet: Fleet) -> None:
     """Somebody takes requests now, or does so no longer."""
     kept = [number for worker in fleet.workers.values() for number in worker.kept]
-    keep_anew(book, [*fleet.roomless, *kept])
+    keep_anew(book, fleet, [*fleet.roomless, *kept])
 
 
-def keep_anew(book: Tickets, numbers: Iterable[int]) -> None:
+def keep_anew(book: Tickets, fleet: Fleet, numbers: Iterable[int]) -> None:
     """Room of these, where it is no longer possible as it was."""
+    openings = Openings(fleet)
     for number in list(numbers):
         ticket = book.find(number)
         assert ticket is not None, number
-        keep(ticket, wanted=True)
+        if ticket.room is None or not could_hold(ticket.room, ticket):
+            openings.move(ticket)
 
 
 def check(fleet: Fleet, tickets: list[Ticket]) -> None:

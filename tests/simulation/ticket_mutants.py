@@ -105,7 +105,7 @@ def room_stays_where_nobody_takes_requests(patch: Patch) -> None:
     """A worker that changes its role keeps room for tickets that it will not have."""
 
     def settle(book: Tickets, fleet: Fleet) -> None:
-        room.keep_anew(book, fleet.roomless)
+        room.keep_anew(book, fleet, fleet.roomless)
 
     patch.setattr(room, "settle", settle)
 

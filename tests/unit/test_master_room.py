@@ -16,6 +16,7 @@ from tests.unit.master_rig import failure
 from tests.unit.ticket_rig import Fleet
 
 if TYPE_CHECKING:
+    from master.fleets import Fleet as FleetOfMaster
     from master.fleets import FleetWorker
     from master.tickets import Ticket
 
@@ -286,7 +287,8 @@ def test_what_a_new_master_was_told_of_does_not_stay_with_the_first_worker_that_
     admit(fleet, 300)
 
 
-def test_room_is_spread_only_to_where_the_adapter_is() -> None:
+def test_room_is_spread_only_to_where_the_adapter_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "SPREAD_MAX", 1)  # what cannot be moved holds up nobody
     fleet = fleet_of(1000)
     fleet.join("p1", "prefill", adapters=("lora",))
     fleet.join("d1", capacity=1000, adapters=("lora",))
@@ -322,6 +324,45 @@ def test_those_for_whom_there_is_no_room_are_not_looked_at_one_by_one(
     fleet.ask(wire.CancelTicket(runs), Done)
     fleet.rig.settle()
     assert {fleet.ticket(each.ticket).state for each in many} == {TicketState.ROUTED}
+
+
+def test_what_is_open_is_known_after_each_of_many_moves() -> None:
+    dice, fleet = Random(SEED), fleet_of(900, 1000, 1100)
+    fleet.join("p1", "prefill", adapters=("lora",))
+    fleet.join("d3", capacity=950, adapters=("lora",))
+    sizes = (dice.randrange(100, 350) for _ in range(20))
+    replies = [
+        fleet.rig.ask(fleet.rig.engine, of_tokens(fleet, tokens, dice.choice(("", "lora"))))
+        for tokens in sizes
+    ]
+    tickets = [fleet.ticket(each.ticket) for each in replies if isinstance(each, wire.TicketOpened)]
+    assert len(tickets) > 8, SEED
+    (own,) = fleet.rig.master.core.tickets.fleets
+    openings = room.Openings(own)
+    for step in range(100):
+        openings.move(dice.choice(tickets))
+        anew = room.Openings(own)
+        for each in tickets:
+            assert openings.best(each) is anew.best(each), (SEED, step)
+        fleet.rig.master.check_invariants()
+
+
+def test_workers_are_looked_at_once_for_all_that_a_lost_one_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = fleet_of(2000, 2000, 2000)
+    many = [admit(fleet, 100) for _ in range(15)]
+    made: list[object] = []
+    begin = room.Openings.__init__
+
+    def noted(self: room.Openings, own: FleetOfMaster) -> None:
+        made.append(self)
+        begin(self, own)
+
+    monkeypatch.setattr(room.Openings, "__init__", noted)
+    fleet.ask(wire.LeaveFleet(fleet.space.id, "d0", fleet.lives["d0"]), Done)
+    assert [kept_on(fleet, each) for each in many] == ["d1"] * 15
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(("prompt", "new", "field"), [(1, 1000, "new_tokens"), (1001, 1, "prompt")])
