@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from heapq import nsmallest
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class ShardedDict(Generic[V]):
         """The first `count` keys that are greater than `key`, in order; b"" for the beginning."""
         found: list[bytes] = []
         for shard in self.shards[key[0] & self.mask if key else 0 :]:
-            found += nsmallest(count - len(found), (each for each in shard if each > key))
+            found += sorted(each for each in shard if each > key)[: count - len(found)]
             if len(found) == count:
                 break
         return found
