@@ -209,15 +209,16 @@ def lose(core: Core, worker: FleetWorker) -> None:
     Those of which somebody may be reading the answer find room before those that it was kept for.
     """
     core.tickets.fleets.take_out(worker)
-    for number in list(worker.tickets):
-        ticket = core.tickets.find(number)
-        assert ticket is not None, number
-        if ticket.state in ROUTES:
-            unroute(core, ticket)
-        else:  # it was to run all of it: others would have to stage it
-            event, staged = TicketEvent.PREFILL_FAILED, ticket.staging()
-            change(core, ticket, event, slot=None, alone="", staged_bytes=staged)
-    room.keep_anew(core.tickets, worker.fleet, worker.kept)
+    with room.found_at_once(worker.fleet):
+        for number in list(worker.tickets):
+            ticket = core.tickets.find(number)
+            assert ticket is not None, number
+            if ticket.state in ROUTES:
+                unroute(core, ticket)
+            else:  # it was to run all of it: others would have to stage it
+                event, staged = TicketEvent.PREFILL_FAILED, ticket.staging()
+                change(core, ticket, event, slot=None, alone="", staged_bytes=staged)
+        room.keep_anew(core.tickets, worker.fleet, worker.kept)
 
 
 def unroute(

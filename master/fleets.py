@@ -15,6 +15,7 @@ from kvstore.errors import Fenced, OutOfSpace
 from kvstore.wire.messages.tickets import FleetBeat, JoinFleet
 from master.namespaces import KnownNamespace
 from master.plans import OwnerKey
+from master.room import Openings
 from master.wheel import NOWHERE, Wakeup, Wheel
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class Fleet(msgspec.Struct, eq=False):
     """Credit of those."""
     roomless: dict[int, None] = {}
     """Tickets without a slot that no worker could hold if it had nothing else, by id."""
+    openings: Openings | None = None
+    """While many of them are given room at once. Changed by master.room alone."""
     roles: Roles = msgspec.field(default_factory=Roles)
     first_tokens: FirstTokens = msgspec.field(default_factory=FirstTokens)
     pace: Pace = msgspec.field(default_factory=Pace)

@@ -15,13 +15,14 @@ places in batches beyond whether there is one, nor of prompts.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import InvariantBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from master.fleets import Fleet, FleetWorker
     from master.tickets import Ticket, Tickets
@@ -63,12 +64,24 @@ def takes(worker: FleetWorker, ticket: Ticket) -> bool:
 
 def keep(ticket: Ticket, *, wanted: bool) -> None:
     """Where it is wanted: as before, if that is still possible, else wherever it is best."""
-    before = ticket.room
-    if before is not None and not (wanted and could_hold(before, ticket)):
+    room, fleet = ticket.room, ticket.fleet
+    if not wanted:
         let_go(ticket)
-    ticket.fleet.roomless.pop(ticket.id, None)
-    if wanted:
-        _take(ticket, ticket.room or Openings(ticket.fleet).best(ticket))
+        fleet.roomless.pop(ticket.id, None)
+    elif room is not None and could_hold(room, ticket):
+        _take(ticket, room)
+    else:
+        (fleet.openings or Openings(fleet)).move(ticket)
+
+
+@contextmanager
+def found_at_once(fleet: Fleet) -> Iterator[None]:
+    """Many tickets lose what they have. Nothing else changes meanwhile what is open (I27)."""
+    fleet.openings = Openings(fleet)
+    try:
+        yield
+    finally:
+        fleet.openings = None
 
 
 def _take(ticket: Ticket, worker: FleetWorker | None) -> None:
@@ -182,7 +195,7 @@ def settle(book: Tickets, fleet: Fleet) -> None:
 
 def keep_anew(book: Tickets, fleet: Fleet, numbers: Iterable[int]) -> None:
     """Room of these, where it is no longer possible as it was."""
-    openings = Openings(fleet)
+    openings = fleet.openings or Openings(fleet)
     for number in list(numbers):
         ticket = book.find(number)
         assert ticket is not None, number

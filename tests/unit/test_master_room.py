@@ -347,11 +347,17 @@ def test_what_is_open_is_known_after_each_of_many_moves() -> None:
         fleet.rig.master.check_invariants()
 
 
-def test_workers_are_looked_at_once_for_all_that_a_lost_one_kept(
+def test_workers_are_looked_at_once_for_all_that_a_lost_one_had_and_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = fleet_of(2000, 2000, 2000)
     many = [admit(fleet, 100) for _ in range(15)]
+    fleet.beat("d1", draining=True)
+    fleet.beat("d2", draining=True)
+    for each in many[:5]:
+        assert fleet.route(stage(fleet, each)).decode == "d0"
+    fleet.beat("d1")
+    fleet.beat("d2")
     made: list[object] = []
     begin = room.Openings.__init__
 
