@@ -47,6 +47,13 @@ all in one pass. Others (jamba, mamba) do not in the present transformers: their
 depend on what the pool happened to have."""
 
 
+BY_LENGTH: Final = frozenset(("dynamic", "longrope"))
+"""Rotary embeddings that turn all tokens otherwise once a prompt is long: a token's keys depend on
+what came behind it when they were computed."""
+BOTH_WAYS: Final = (True, "all")
+"""Of `use_bidirectional_attention`: tokens look at those behind them."""
+
+
 class UnsupportedCache(CallerError):
     """This kind of cache, or of model, cannot be restored: names it and what would do."""
 
@@ -139,8 +146,7 @@ def layers_of(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     Of a model that has more than full attention this computes a few tokens.
     """
     config = model.config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:
-        raise UnsupportedCache(f"{config.model_type}: got an encoder-decoder, want a decoder")
+    _check_tokens_say_all(model.config, config)
     cache = check_kind(DynamicCache(config=config))
     recurrent = any(KINDS[type(layer)].has_states for layer in cache.layers)
     if recurrent and config.model_type not in GOING_ON:
@@ -152,6 +158,28 @@ def layers_of(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         return (LayerShape(DynamicLayer, shape_of_heads(config)),) * len(cache.layers)
     compute(model, [0] * PROBE_TOKENS, cache)
     return tuple(_shape_of(layer, config) for layer in cache.layers)
+
+
+def _check_tokens_say_all(whole: PreTrainedConfig, config: PreTrainedConfig) -> None:
+    """Refuse models of which equal first tokens may have different keys: pages go by tokens."""
+    if config.is_encoder_decoder:
+        raise UnsupportedCache(f"{config.model_type}: got an encoder-decoder, want a decoder")
+    if config is not whole:
+        raise UnsupportedCache(
+            f"{whole.model_type}: got a model whose tokens may stand for images or sounds, want "
+            "its text decoder alone"
+        )
+    given = getattr(config, "rope_parameters", None) or {}
+    ropes = [given, *(each for each in given.values() if isinstance(each, dict))]
+    for kind in BY_LENGTH.intersection(each.get("rope_type", "default") for each in ropes):
+        raise UnsupportedCache(
+            f"{config.model_type}: got rope of type {kind}, whose keys depend on a prompt's length,"
+            " want default, linear, yarn or llama3"
+        )
+    if getattr(config, "use_bidirectional_attention", None) in BOTH_WAYS:
+        raise UnsupportedCache(
+            f"{config.model_type}: got attention in both directions, want a causal decoder"
+        )
 
 
 @torch.no_grad()
