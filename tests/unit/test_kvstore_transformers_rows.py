@@ -92,6 +92,16 @@ def test_one_row_of_which_nothing_is_known_holds_all_back(store: FakeStore) -> N
     assert (fetched.columns, fetched.cache.get_seq_length()) == (0, 0)
 
 
+@pytest.mark.parametrize("call", ["probe", "lookup", "read"])
+def test_a_pool_in_trouble_is_nothing_known_of_any_row(store: FakeStore, call: str) -> None:
+    rows = PooledRows(pooled(store, model_of("gemma3")))
+    pooled(store, model_of("gemma3")).prefill(MIDDLE)
+    store.fail[call] = Unavailable("away")
+    fetched = rows.fetch([MIDDLE, MIDDLE])
+    assert (fetched.columns, fetched.cache.get_seq_length()) == (0, 0)
+    assert fetched.trouble.startswith("unavailable")
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_what_rows_computed_is_found_again(store: FakeStore, name: str) -> None:
     model = llama() if name == "llama" else model_of(name)

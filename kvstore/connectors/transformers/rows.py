@@ -16,7 +16,7 @@ from kvstore.connectors.transformers.kinds import (
     set_kv,
     set_state,
 )
-from kvstore.errors import BadValue
+from kvstore.errors import BadValue, CallerError, KVStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,13 @@ class PooledRows:
         of different lengths in a model with recurrent states, which padding would change.
         """
         pads = self._pads(rows)
-        columns = self._kept_at(rows, pads)
+        try:
+            columns = self._kept_at(rows, pads)
+        except CallerError:
+            raise
+        except KVStoreError as error:
+            trouble = f"{error.code}: {error}"
+            return FetchedRows(self._prefix.empty_cache(), 0, 0, trouble)
         got = [
             self._prefix.fetch(
                 row if columns is None else row[: max(0, columns - pad) + 1], hints=hints
