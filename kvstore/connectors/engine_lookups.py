@@ -18,6 +18,10 @@ DEADLINE_S: Final = 0.02
 MEMO_S: Final = 5.0
 """An answer is asked for anew when it is older: its leases would end before a load does."""
 
+QUIET_S: Final = 1.0
+"""After a failed load nobody is promised anything for so long: what was leased a moment ago did
+not come, so the way to it is in trouble, of which only the ranks know."""
+
 
 class Knowledge(StrEnum):
     """What is known of one request's blocks."""
@@ -114,6 +118,7 @@ class Lookups:
         self._ask = ask
         self._known: dict[str, _Known] = {}
         self._asked = 0
+        self._quiet_until_s = 0.0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -155,6 +160,8 @@ class Lookups:
             known.hear(News.NO_ANSWER)
         if known.knowledge is not Knowledge.KNOWN or known.held is None:
             return 0
+        if now_s < self._quiet_until_s:
+            return 0
         limit = (tokens - 1) // self._block_tokens
         return restorable(known.held, self._window_blocks, first, limit) - first
 
@@ -165,8 +172,9 @@ class Lookups:
             return None
         return known.held
 
-    def load_failed(self, request: str) -> None:
+    def load_failed(self, request: str, now_s: float) -> None:
         """What was promised did not come: never ask for this request again."""
+        self._quiet_until_s = now_s + QUIET_S
         known = self._known.get(request)
         if known is not None:
             known.hear(News.LOAD_FAILED)

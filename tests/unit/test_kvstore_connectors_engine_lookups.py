@@ -11,6 +11,7 @@ from kvstore.connectors.engine_lookups import (
     DEADLINE_S,
     MEMO_S,
     NEXT,
+    QUIET_S,
     Answer,
     Held,
     Knowledge,
@@ -125,10 +126,18 @@ def test_a_failed_load_is_remembered_for_good() -> None:
     asked.begin()
     asked.answer(Held(5))
     assert asked.blocks() == 5
-    asked.lookups.load_failed("r")
+    asked.lookups.load_failed("r", 0.0)
     assert [asked.blocks(now_s) for now_s in (0.0, MEMO_S + 1, 1000.0)] == [0, 0, 0]
     assert len(asked.questions) == 1
     assert asked.lookups.held("r") is None
+
+
+def test_after_a_failed_load_nobody_is_promised_anything_for_a_while() -> None:
+    asked = Asked()
+    asked.begin()
+    asked.answer(Held(5))
+    asked.lookups.load_failed("another", 0.0)
+    assert [asked.blocks(now_s) for now_s in (0.0, QUIET_S - 0.01, QUIET_S)] == [0, 0, 5]
 
 
 def test_nothing_is_left_of_a_request_that_has_gone() -> None:
@@ -136,7 +145,7 @@ def test_nothing_is_left_of_a_request_that_has_gone() -> None:
     asked.begin()
     asked.lookups.end("r")
     asked.answer(Held(5))
-    asked.lookups.load_failed("r")
+    asked.lookups.load_failed("r", 0.0)
     assert asked.blocks() == 0
     assert not len(asked.lookups)
 

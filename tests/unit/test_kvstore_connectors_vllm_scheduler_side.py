@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvstore.connectors.breaker import PAUSE_MIN_S
-from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S
+from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
@@ -223,6 +223,7 @@ def test_a_failure_of_another_requests_blocks_is_not_ours(rig: Rig) -> None:
     rig.side.matched_tokens(request, 0)
     rig.side.allotted(request, [[9], [7]], TOKENS)
     rig.side.loads_failed(["another"], [8])
+    rig.clock.advance(QUIET_S)
     assert rig.side.matched_tokens(request, 0) == TOKENS
 
 

@@ -145,7 +145,7 @@ class SchedulerSide:
         for rid in failed.union(requests):
             self.counts["failed_loads"] += 1
             self._loading.pop(rid, None)
-            self._lookups.load_failed(rid)
+            self._lookups.load_failed(rid, self._clock.now_s())
             if rid in self._requests:
                 self._saves.start_over(rid, self._requests[rid].block_hashes)
 
