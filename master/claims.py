@@ -17,6 +17,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.tickets import TailRef, TicketClaimed
 from master.fleet_membership import unroute
+from master.gateways import GRAIN_S
 from master.handing_over import check_pages
 from master.ticket_changes import change, require, require_ticket
 from master.tickets import TicketEvent, TicketState
@@ -136,4 +137,4 @@ def end_abandoned(core: Core) -> None:
             core.counters["tickets_abandoned"] += 1
             change(core, ticket, TicketEvent.CANCELLED)
         if gateway.tickets:
-            gateways.away.place(gateway, core.now)
+            gateways.away.place(gateway, core.now - GRAIN_S)  # with the next tick, which is at once
