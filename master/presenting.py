@@ -63,6 +63,7 @@ def present_ticket(core: Core, caller: Caller, message: PresentTicket) -> None:
         core.counters["tickets_presented"] += 1
     else:
         found = core.tickets.find(message.ticket)
+        core.tickets.gateways.answers_for(caller.session.owner.key, message.ticket)
         if found is not None and found.state is TicketState.PREFILLING and message.tokens:
             stage(core, found, message.keys, tail, message.tokens)
     core.reply(caller, Done())

@@ -186,6 +186,27 @@ def test_whoever_presents_a_ticket_to_a_new_master_answers_for_it() -> None:
     fleet.assert_nothing_held()
 
 
+def test_whoever_presents_it_last_answers_for_it() -> None:
+    gateway = Gateway()
+    fleet, ticket = gateway.fleet, opened(gateway).ticket
+    fleet.rig.takeover(fleet.rig.master.core.epoch + 1)
+    fleet.rig.workers["w1"].join()
+    fleet.pair()
+    gateway.workers = fleet.rig.engine
+    first, last = gateway.open(b"first"), gateway.open(b"last")
+    message = wire.PresentTicket(
+        ticket, fleet.space.id, "one", chain(1, 2), 266, 100, 1.0, 30.0, 0, "p1", wire.TailRef(), ()
+    )
+    for session in (first, last):
+        assert isinstance(fleet.rig.ask(session, message), Done)
+    fleet.rig.close(first)
+    gateway.pass_time(limits.GATEWAY_LOST_AFTER_S + 0.5)
+    assert fleet.ticket(ticket).state is TicketState.PREFILLING
+    fleet.rig.close(last)
+    gateway.pass_time(limits.GATEWAY_LOST_AFTER_S + 0.5)
+    fleet.assert_nothing_held()
+
+
 def test_one_that_had_many_is_given_up_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "EXPIRED_PER_TICK", 3)
     gateway = Gateway()
