@@ -263,7 +263,7 @@ class Tree:
 
     def all_runs(self) -> list[Run]:
         """Every run, in no meaningful order. For checks and dumps only: it takes a full scan."""
-        return list(dict.fromkeys(run for _, run in self._index.items()))
+        return list(dict.fromkeys(self._index.values()))
 
     def in_steps(self, scan: int, runs_max: int) -> Iterator[list[Run]]:
         """Every run once, so many at a time at most; numbers of scans rise.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ class ShardedDict(Generic[V]):
 
     def items(self) -> Iterator[tuple[bytes, V]]:
         """Every key and value."""
-        return (item for shard in self.shards for item in shard.items())
+        return chain.from_iterable(shard.items() for shard in self.shards)
+
+    def values(self) -> Iterator[V]:
+        """Every value, as often as it has keys."""
+        return chain.from_iterable(shard.values() for shard in self.shards)
 
     def put(self, key: bytes, value: V) -> None:
         """Set the value of `key`."""
