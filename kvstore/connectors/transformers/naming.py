@@ -86,9 +86,7 @@ def content(
 ) -> Content:
     """The content of layers of these shapes, those of one shape in one group."""
     groups = tuple(_group(shape, kv.count(shape)) for shape in dict.fromkeys(kv))
-    position = _position(config)
-    if not has_full_attention_alone(config):
-        position += f" config={_config_digest(config)}"
+    position = f"{_position(config)} config={_config_digest(config)}"
     name = dtype_name(dtype)
     return Content(
         tenant, model_id, revision, adapter, name, groups, position, salt
@@ -132,7 +130,7 @@ def _group(shape: KVShape, layers: int) -> CacheGroup:
 def _config_digest(config: PreTrainedConfig) -> str:
     """SHA-256 of all of a configuration but for what has nothing to do with what is computed.
 
-    Layers with all tokens come after others: their keys change with each layer's window, say.
+    A norm's epsilon, an activation or how many experts a token has change KV, not the weights.
     """
     fields = {name: value for name, value in config.to_dict().items() if name not in ELSEWHERE}
     text = json.dumps(fields, sort_keys=True, default=str)
