@@ -102,10 +102,10 @@ def fields_without_ranks(config: Vllm, *others: Vllm) -> EngineFields:
 class RanklessConnector(KvharborConnector):
     """A mutant: no rank in its keys."""
 
-    def __init__(self, *arguments: Vllm) -> None:
+    def __init__(self, vllm_config: Vllm, role: Vllm, kv_cache_config: Vllm) -> None:
         """As the connector itself, which is told of one rank."""
         with (
             patch.object(connector, "engine_fields", fields_without_ranks),
             patch.object(connector, "get_tensor_model_parallel_rank", lambda: 0),
         ):
-            super().__init__(*arguments)
+            super().__init__(vllm_config, role, kv_cache_config)
