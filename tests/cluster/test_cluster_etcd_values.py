@@ -213,7 +213,7 @@ def test_a_master_that_starts_without_etcd_waits_for_it(tmp_path: Path, etcd: Et
         until("it says why", lambda: "does not say who leads" in server.log())
         assert "leading" not in server.log()
         proxy.heal()
-        until("it leads", lambda: "leading in epoch 1" in server.log(), 5)
+        until("it leads", lambda: "leading in epoch 1" in server.log())
         assert server.end() == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from kvstore.wire.messages.reads import Probe
 from tests.cluster.client_program import MODEL
 from tests.cluster.pages import PAGE_TOKENS, PAGES, Pages, more
 from tests.cluster.rig import Rig, Shape
-from tests.cluster.servers import seconds, until
+from tests.cluster.servers import until
 from tests.cluster.up import clean_environment
 
 if TYPE_CHECKING:
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 LEASE_TTL_S = 2.0
-TAKEOVER_S = 6.0
-"""What is promised is half of it, and measured by the benchmark: here many processes share a
-machine with whatever else it does."""
-LOST_S = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def another_leads(rig: Rig) -> Iterator[int]:
     leader = rig.leader()
     epoch = rig.status(leader).epoch
     yield leader
-    until("another master leads", lambda: rig.leaders()[:1] not in ([], [leader]), TAKEOVER_S)
+    until("another master leads", lambda: rig.leaders()[:1] not in ([], [leader]))
     assert rig.status(rig.leader()).epoch > epoch
 
 
@@ -70,7 +65,7 @@ def test_a_killed_leader_costs_seconds_and_no_page(
 ) -> None:
     with another_leads(rig) as leader:
         rig.masters[leader].kill()
-        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
+        pages.store_somehow(opened, more(opened))
         pages.assert_found(opened, chain)
     rig.masters[leader].start()
     pages.assert_readable(opened, chain)
@@ -92,9 +87,9 @@ def test_a_stopped_leader_is_replaced_and_stands_by_when_it_goes_on(
 ) -> None:
     with another_leads(rig) as leader:
         rig.masters[leader].stop()
-        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
+        pages.store_somehow(opened, more(opened))
     rig.masters[leader].go_on()
-    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY, 5)
+    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY)
     pages.assert_found(opened, chain)
     pages.assert_readable(opened, more(opened))
 
@@ -102,11 +97,14 @@ def test_a_stopped_leader_is_replaced_and_stands_by_when_it_goes_on(
 def test_a_leader_that_is_told_to_end_hands_over_at_once(
     rig: Rig, pages: Pages, opened: OpenedNamespace, chain: PageChain
 ) -> None:
+    key = f"/kvharbor/{rig.cluster}/leader"
+    held = rig.etcd.get(key)
+    assert held is not None
     with another_leads(rig) as leader:
         rig.masters[leader].terminate()
-        took_s = seconds(lambda: pages.store_somehow(opened, more(opened)))
         assert rig.masters[leader].wait() == 0
-    assert took_s < 1.5  # less than its lease would have lasted
+        assert rig.etcd.get(key) != held  # given up: its lease would have kept it for a while
+        pages.store_somehow(opened, more(opened))
     pages.assert_found(opened, chain)
 
 
@@ -116,11 +114,11 @@ def test_a_leader_cut_off_from_etcd_is_replaced(
     with another_leads(rig) as leader:
         for proxy in rig.to_etcd[leader]:
             proxy.cut()
-        until("the standby leads", lambda: leader not in rig.leaders()[:1], TAKEOVER_S)
-        assert seconds(lambda: pages.store_somehow(opened, more(opened))) < TAKEOVER_S
+        until("the standby leads", lambda: leader not in rig.leaders()[:1])
+        pages.store_somehow(opened, more(opened))
     for proxy in rig.to_etcd[leader]:
         proxy.heal()
-    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY, 5)
+    until("the old leader stands by", lambda: rig.status(leader).standing == Standing.STANDBY)
     pages.assert_found(opened, chain)
 
 
@@ -194,12 +192,10 @@ def test_a_killed_workers_pages_are_misses_until_it_is_back(rig: Rig, transport:
         found = pages.store.match_prefix(opened, chain)
         worker = rig.workers[holder(rig, found)]
         worker.kill()
-        began_s = time.monotonic()
         outcomes = pages.read_back(found, PAGES)
-        assert time.monotonic() - began_s < 1.0
         # What was mapped before can still be copied and verified; a stream is gone.
         assert all(isinstance(each, Hit if transport == "shm" else Miss) for each in outcomes)
-        until("its pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
+        until("its pages are gone", lambda: is_absent(pages, opened, chain))
         assert pages.put(opened, more(opened)) == [Stored()]  # by the other one
         worker.start()
         pages.assert_found(opened, chain)
@@ -222,7 +218,7 @@ def test_a_stopped_worker_is_passed_over_and_comes_back(
 ) -> None:
     worker = rig.workers[holder(rig, pages.store.match_prefix(opened, chain))]
     worker.stop()
-    until("its pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
+    until("its pages are gone", lambda: is_absent(pages, opened, chain))
     assert pages.put(opened, more(opened)) == [Stored()]
     worker.go_on()
     pages.assert_found(opened, chain)
@@ -237,7 +233,7 @@ def test_a_worker_cut_off_from_masters_is_lost_and_taken_back(rig: Rig) -> None:
         pages.store_all(opened, chain)
         for proxy in rig.to_masters:
             proxy.hold()
-        until("all pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
+        until("all pages are gone", lambda: is_absent(pages, opened, chain))
         assert pages.put(opened, more(opened), timeout_s=1.0) != [Stored()]
         for proxy in rig.to_masters:
             proxy.heal()
@@ -251,7 +247,7 @@ def test_a_worker_that_is_told_to_end_lets_its_readers_finish(
     found = pages.store.match_prefix(opened, chain)
     worker = rig.workers[holder(rig, found)]
     worker.terminate()
-    until("its pages are given up", lambda: is_absent(pages, opened, chain), 1.0)
+    until("its pages are given up", lambda: is_absent(pages, opened, chain))
     assert worker.is_running
     assert pages.read_back(found, PAGES) == [Hit()] * PAGES
     assert worker.wait() == 0
@@ -277,7 +273,7 @@ def test_a_page_removed_while_its_worker_is_away_stays_removed(
     """Also when the master that was told is gone before the worker is back."""
     worker = rig.workers[holder(rig, pages.store.match_prefix(opened, chain))]
     worker.kill()
-    until("its pages are gone", lambda: is_absent(pages, opened, chain), LOST_S)
+    until("its pages are gone", lambda: is_absent(pages, opened, chain))
     pages.store.remove(opened, chain)
     with another_leads(rig) as leader:
         rig.masters[leader].kill()
