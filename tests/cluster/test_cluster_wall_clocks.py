@@ -32,7 +32,11 @@ def test_a_program_takes_its_clock_for_the_time_of_day(tmp_path: Path) -> None:
 
 
 def test_jumps_of_an_hour_end_no_lease_no_page_and_no_term(tmp_path: Path) -> None:
-    settings: dict[str, object] = {"lease_ttl_s": LEASE_S, "page_ttl_s": 600.0, "replicas": 1}
+    settings: dict[str, object] = {
+        "lease_ttl_s": LEASE_S, "page_ttl_s": 600.0, "replicas": 1,
+        # Far below an hour, and above what a busy machine may let a worker stand still.
+        "worker_lost_after_s": 30.0,
+    }  # fmt: skip
     shape = Shape(masters=2, workers=2, master=settings)
     with WallClocks(tmp_path) as clocks, Rig(tmp_path / "pool", shape) as rig:
         with rig.pages("tcp") as pages:
