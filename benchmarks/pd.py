@@ -94,7 +94,7 @@ TINY: Final = Setting(
 SMOLLM: Final = Setting(
     "smollm", MODELS["smollm2-135m"].groups,
     (TOGETHER, AT_END, BY_CHUNKS, LAYERS), (TOGETHER, AT_END, LAYERS),
-    Lengths(range(1000, 40_000), 320, 32, 16, 4), Objective(6.0, 0.5), 45.0, 1, "3GiB",
+    Lengths(range(1000, 40_000), 320, 32, 16, 4), Objective(6.0, 0.5), 30.0, 1, "3GiB",
 )  # fmt: skip
 QUICK: Final = TINY._replace(
     shapes=(TOGETHER, AT_END, TINY_LAYERS), pushed=(TINY_LAYERS,), seconds=1.0, rounds=1
