@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 LENGTHS: Final = (256, 1024)
 QUICK_LENGTHS: Final = (256,)
 TTL_S: Final = 60.0
+DRAM: Final = "3GiB"
+"""All moves have room at once: pages that had to go would have to be computed."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def main() -> int:
     report.parameters(rounds=rounds, threads=options.threads, torch=torch.__version__)
     model = smollm.load().model
     with (
-        Pool("1GiB") as pool, KVStore.connect(pool.master) as gives,
+        Pool(DRAM) as pool, KVStore.connect(pool.master) as gives,
         KVStore.connect(pool.master) as takes,
     ):  # fmt: skip
         workers = Workers(model, gives, takes)
