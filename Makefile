@@ -45,7 +45,7 @@ BENCHMARKS = $(shell grep -l '^if __name__ == "__main__":' benchmarks/*.py 2>/de
 help:
 	echo 'make setup   build .venv from constraints.txt (once)'
 	echo 'make demo    a pool, a prefill and a decode process on a real model'
-	echo "make test    every test; PYTEST_ARGS='-k name' selects"
+	echo "make test    every test but those of test-engines; PYTEST_ARGS='-k name' selects"
 	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
 	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.5 GB)'
 	echo 'make test-engines   tests with real inference engines'
