@@ -47,7 +47,7 @@ help:
 	echo 'make demo    a pool, a prefill and a decode process on a real model'
 	echo "make test    every test but those of test-engines; PYTEST_ARGS='-k name' selects"
 	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
-	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.5 GB)'
+	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.9 GB)'
 	echo 'make test-engines   tests with real inference engines'
 	echo 'make lint    format, lint, import contracts, types'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
@@ -144,7 +144,7 @@ $(ENGINES)/bin/python: | $(VENV)/bin/python
 $(ENGINES_READY): pyproject.toml constraints-engines.txt | $(ENGINES)/bin/python
 	echo '== 1/3 build tools'
 	$(ENGINES_PYTHON) -m pip install --no-deps $$(grep -E '^(setuptools|wheel)==' constraints-engines.txt)
-	echo '== 2/3 torch, vLLM and what they need (650 MB the first time)'
+	echo '== 2/3 torch, vLLM, SGLang, LMCache and what they need (750 MB the first time)'
 	$(ENGINES_PYTHON) -m pip install --no-deps --requirement constraints-engines.txt
 	echo '== 3/3 kvharbor'
 	$(ENGINES_PYTHON) -m pip install --no-deps --no-build-isolation --editable .
