@@ -1,8 +1,9 @@
 """What must be equal for two engines to share KV: the fields, the namespaces made of them.
 
 Pure, and knows no engine: adapters fill in `EngineFields`. One namespace for each cache group,
-because groups keep different blocks. A difference in any field is another namespace, so it is
-never a wrong hit; `differences` names it.
+because groups keep different blocks; or one of opaque rows, where an engine's own cache tiers have
+brought the groups and ranks of a run of tokens together, and call them by a digest. A difference
+in any field is another namespace, so it is never a wrong hit; `differences` names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvstore.errors import BadValue
-from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
+from kvstore.namespace import (
+    OPAQUE_GROUP,
+    Attention,
+    CacheGroup,
+    Content,
+    Layout,
+    Namespace,
+    open_layout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +68,9 @@ class EngineFields(msgspec.Struct, frozen=True, kw_only=True):
     block_order: str
     """How the kernels lay a block out."""
     groups: tuple[EngineGroup, ...]
+    """Empty of an engine that hands over rows."""
+    rows: dict[str, str] = {}
+    """Of an engine that hands over rows: what else decides on their bytes, or keys, by name."""
 
 
 def check_fields(fields: EngineFields, engines: Sequence[str]) -> None:
@@ -82,41 +94,47 @@ def warnings(fields: EngineFields) -> list[str]:
 
 
 def namespaces(fields: EngineFields) -> tuple[Namespace, ...]:
-    """One namespace for each group, in order. BadValue names a field that is wrong."""
-    return tuple(_namespace(fields, number) for number in range(len(fields.groups)))
+    """One for each group, in order, or one of rows. BadValue names a field that is wrong."""
+    if fields.rows:
+        return (_namespace(fields, OPAQUE_GROUP, {"rows": _digest(_canonical(fields.rows))}, ""),)
+    return tuple(_of_group(fields, number) for number in range(len(fields.groups)))
 
 
-def _namespace(fields: EngineFields, number: int) -> Namespace:
+def _of_group(fields: EngineFields, number: int) -> Namespace:
     group = fields.groups[number]
+    shape = CacheGroup(
+        group.attention, len(group.layers), group.kv_heads, group.key_dim, group.value_dim,
+        group.window_tokens,
+    )  # fmt: skip
+    layers = _digest(_canonical(group.layers))
+    return _namespace(fields, shape, {"layers": layers}, f" group={number}/{len(fields.groups)}")
+
+
+def _namespace(
+    fields: EngineFields, shape: CacheGroup, more: dict[str, str], which: str
+) -> Namespace:
     content = Content(
         tenant=fields.tenant,
         model=fields.model,
         revision=fields.revision,
         adapter="",  # adapters are in the engine's block hashes
         kv_dtype=fields.kv_dtype,
-        groups=(
-            CacheGroup(
-                group.attention, len(group.layers), group.kv_heads, group.key_dim,
-                group.value_dim, group.window_tokens,
-            ),
-        ),
+        groups=(shape,),
         position=_canonical(
             {
                 "compute_dtype": fields.compute_dtype,
                 "config": fields.config_digest,
-                "layers": _digest(_canonical(group.layers)),
                 "quantization": fields.quantization,
+                **more,
             }
         ),
-    )  # fmt: skip
+    )
+    hashed = f"{fields.hash_algorithm}/{_digest(fields.hash_seed)}"
     layout = Layout(
         page_tokens=fields.block_tokens,
         tensor_parallel=fields.tensor_parallel,
         order=fields.block_order,
-        engine=(
-            f"{fields.engine} hash={fields.hash_algorithm}/{_digest(fields.hash_seed)} "
-            f"group={number}/{len(fields.groups)}"
-        ),
+        engine=f"{fields.engine} hash={hashed}{which}",
     )
     return open_layout(content, layout)
 
@@ -130,12 +148,13 @@ def _digest(text: str) -> str:
 
 
 def described(fields: EngineFields) -> dict[str, str]:
-    """Every field as text, by name; groups' by number: what `differences` compares."""
+    """Every field as text, by name, groups' by number: what `differences` compares."""
     found = {
         name: str(getattr(fields, name))
         for name in EngineFields.__struct_fields__
-        if name != "groups"
+        if name not in ("groups", "rows")
     }
+    found |= fields.rows
     for number, group in enumerate(fields.groups):
         for name in EngineGroup.__struct_fields__:
             value = getattr(group, name)

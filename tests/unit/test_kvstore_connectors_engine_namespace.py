@@ -53,7 +53,9 @@ OTHER = {
     "tensor_parallel": 2,
     "block_order": "HND cpu",
     "groups": (FULL, msgspec.structs.replace(SLIDING, window_tokens=128)),
+    "rows": {"row_bytes": "4096"},
 }
+ROWS = {"row_bytes": "4096", "layers": "l0,l1"}
 
 
 def changed(**fields: object) -> EngineFields:
@@ -69,13 +71,26 @@ def test_every_field_is_tried() -> None:
     assert set(OTHER) == set(EngineFields.__struct_fields__)
 
 
-@pytest.mark.parametrize("field", sorted(set(OTHER) - {"groups"}))
-def test_another_value_of_any_field_is_another_namespace_and_is_named(field: str) -> None:
-    other = changed(**{field: OTHER[field]})
-    assert not ids(FIELDS) & ids(other)
-    (difference,) = differences(FIELDS, other)
-    mine = described(FIELDS)[field]
+@pytest.mark.parametrize("field", sorted(set(OTHER) - {"groups", "rows"}))
+@pytest.mark.parametrize("shape", [{}, {"groups": (), "rows": ROWS}])
+def test_another_value_of_any_field_is_another_namespace_and_is_named(
+    field: str, shape: dict[str, object]
+) -> None:
+    ours, other = changed(**shape), changed(**shape, **{field: OTHER[field]})
+    assert not ids(ours) & ids(other)
+    (difference,) = differences(ours, other)
+    mine = described(ours)[field]
     assert difference == f"{field}: {mine} here, {OTHER[field]} there"
+
+
+def test_rows_have_one_namespace_of_their_own_and_what_differs_in_them_is_named() -> None:
+    ours = changed(groups=(), rows=ROWS)
+    (namespace,) = namespaces(ours)
+    assert namespace.is_opaque
+    assert namespace.parts_a_page == 1
+    other = changed(groups=(), rows={**ROWS, "row_bytes": "8192"})
+    assert not ids(ours) & ids(other)
+    assert differences(ours, other) == ["row_bytes: 4096 here, 8192 there"]
 
 
 @pytest.mark.parametrize(
