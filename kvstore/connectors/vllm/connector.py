@@ -28,9 +28,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvstore.clock import SystemClock
 from kvstore.connectors.engine_namespace import as_text, check_fields, namespaces, warnings
 from kvstore.connectors.engine_pool import EnginePool
+from kvstore.connectors.pool_settings import connect
 from kvstore.connectors.vllm.fields import ENGINES, engine_fields
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
-from kvstore.connectors.vllm.settings import connect, settings_of
+from kvstore.connectors.vllm.settings import settings_of
 from kvstore.connectors.vllm.stats import PoolMetrics, PoolStats
 from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, WorkerSide
 from kvstore.errors import BadValue
