@@ -9,19 +9,12 @@ import pytest
 import torch
 
 from kvstore.connectors.engine_namespace import EngineFields, namespaces
-from kvstore.connectors.vllm.fields import (
-    DEFAULT_SEED,
-    config_digest,
-    engine_fields,
-    weights_digest,
-)
+from kvstore.connectors.vllm.fields import DEFAULT_SEED, engine_fields
 from kvstore.connectors.vllm.settings import Settings, settings_of
 from kvstore.errors import BadValue
 from kvstore.namespace import Attention
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvstore.connectors.vllm.foreign import Vllm
 
 HEADS, DIM, BLOCK = 4, 32, 32
@@ -187,33 +180,6 @@ def test_weights_that_have_no_name_are_refused() -> None:
     config.model.revision = "main"  # which is another commit tomorrow
     assert refusal(config) == "revision"
     assert config.fields(Settings(revision="v1")).revision == "v1"
-
-
-def test_a_folder_is_named_by_its_weights(tmp_path: Path) -> None:
-    config = Config()
-    config.model.model = str(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"one")
-    (tmp_path / "README").write_text("says nothing of the weights")
-    one = config.fields().revision
-    assert one == weights_digest(tmp_path)
-    (tmp_path / "README").write_text("changed")
-    assert config.fields().revision == one
-    (tmp_path / "model.safetensors").write_bytes(b"two")
-    assert config.fields().revision != one
-
-
-def test_a_snapshot_of_a_hub_is_named_by_its_commit(tmp_path: Path) -> None:
-    config = Config()
-    folder = tmp_path / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    config.model.model = str(folder)
-    assert config.fields().revision == COMMIT
-
-
-def test_a_models_configuration_is_told_apart_by_what_it_says_of_the_model() -> None:
-    one = config_digest({"rope_theta": 1e4, "transformers_version": "1"})
-    assert one == config_digest({"transformers_version": "2", "rope_theta": 1e4})
-    assert one != config_digest({"rope_theta": 1e5, "transformers_version": "1"})
 
 
 def test_settings_have_defaults_and_unknown_ones_are_refused() -> None:

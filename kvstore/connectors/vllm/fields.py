@@ -5,14 +5,12 @@ Reads vLLM's objects by the names of their attributes, of the minor versions in 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from kvstore.client.tensors import dtype_name
+from kvstore.connectors.engine_model import config_digest, revision_of
 from kvstore.connectors.engine_namespace import UNSEEDED, EngineFields, EngineGroup
 from kvstore.errors import BadValue
 from kvstore.namespace import Attention
@@ -33,14 +31,8 @@ KINDS: Final = {
     "MLAAttentionSpec": Attention.LATENT,
     "SlidingWindowSpec": Attention.SLIDING,
 }
-NOT_OF_THE_MODEL: Final = frozenset(
-    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
-)
-"""Of a configuration: where it was found and who reads it."""
 CPU_KINDS: Final = ("avx2", "avx512_f", "amx_tile")
 """Abilities of a processor by which vLLM chooses how it packs keys."""
-COMMIT_LETTERS: Final = 40
-READ_BYTES: Final = 1 << 24
 
 
 def engine_fields(
@@ -56,7 +48,7 @@ def engine_fields(
     return EngineFields(
         engine=f"vllm {'.'.join(version.split('.')[:2])}",
         model=model.model,
-        revision=settings.revision or revision_of(model),
+        revision=settings.revision or revision_of(model.model, model.revision),
         tenant=settings.tenant,
         kv_dtype=dtype_name(cache.kv_cache_groups[0].kv_cache_spec.dtype),
         compute_dtype=dtype_name(model.dtype),
@@ -129,39 +121,6 @@ def _seed(algorithm: str, environment: Mapping[str, str]) -> str:
     if seed is not None:
         return f"PYTHONHASHSEED={seed}"
     return UNSEEDED if algorithm.startswith("xxhash") else DEFAULT_SEED
-
-
-def config_digest(values: Mapping[str, object]) -> str:
-    """SHA-256 of a model's configuration, less what says nothing of the model."""
-    kept = {name: value for name, value in values.items() if name not in NOT_OF_THE_MODEL}
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def revision_of(model: Vllm) -> str:
-    """What names the weights: a hub's commit, or a digest of the files."""
-    folder = Path(model.model)
-    if not folder.is_dir():
-        if model.revision and len(model.revision) == COMMIT_LETTERS:
-            return str(model.revision)
-        want = "a commit of 40 letters, for a model that is no folder; or a revision of your own"
-        raise BadValue("revision", model.revision, want)
-    if folder.parent.name == "snapshots" and len(folder.name) == COMMIT_LETTERS:
-        return folder.name
-    return weights_digest(folder)
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over names and bytes of all weight files in a folder, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix not in (".safetensors", ".bin", ".pt", ".gguf"):
-            continue
-        digest.update(f"{path.name}:{path.stat().st_size};".encode())
-        with path.open("rb") as file:
-            while piece := file.read(READ_BYTES):
-                digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def platform() -> str:
