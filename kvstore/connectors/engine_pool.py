@@ -101,17 +101,34 @@ class Reached(NamedTuple):
 
 
 class EnginePool:
+    def put_objects(
+        self,
+        opened: OpenedNamespace,
+        names: PageChain,
+        source: object,
+        offsets: Sequence[int],
+        size_bytes: int,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """Store rows of an opaque namespace."""
+        ...
+
     """One process's way to the pool. Thread-safe; calls may take as long as they are told to."""
 
     def __init__(
         self,
         connect: Callable[[], EngineStore],
-        namespaces: Sequence[Namespace],
+        namespaces: Sequence[Namespace] | Callable[[], Sequence[Namespace]],
         clock: Clock,
     ) -> None:
-        """Ask nothing yet; `connect` is called by the first call, and again after a loss."""
+        """Ask nothing yet; `connect` is called by the first call, and again after a loss.
+
+        So are `namespaces`, of an engine that tells all about itself only when it serves.
+        """
         self._connect = connect
-        self._namespaces = tuple(namespaces)
+        self._namespaces = namespaces
         self._clock = clock
         self._breaker = Breaker()
         self._mutex = threading.Lock()
@@ -171,7 +188,7 @@ class EnginePool:
             if self._reached is None:
                 store = self._connect()
                 try:
-                    opened = tuple(store.open(n.content, n.layout) for n in self._namespaces)
+                    opened = tuple(store.open(n.content, n.layout) for n in named)
                 except BaseException:
                     store.close()
                     raise
@@ -182,6 +199,7 @@ class EnginePool:
     def _succeeded(self, *, is_late: bool) -> None:
         with self._mutex:
             was_closed = self._breaker.is_closed()
+                named = self._namespaces() if callable(self._namespaces) else self._namespaces
             if is_late and was_closed:
                 self._breaker.late(self._clock.now_s())
             else:

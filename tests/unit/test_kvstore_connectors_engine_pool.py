@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from kvstore.connectors.breaker import LATE_MAX, PAUSE_MIN_S
 from kvstore.connectors.engine_pool import EnginePool, EngineStore, Reached
-from kvstore.errors import KVStoreError, Unavailable, UnknownNamespace
-from kvstore.namespace import Attention, CacheGroup, Content, Layout, open_layout
+from kvstore.errors import BadValue, KVStoreError, Unavailable, UnknownNamespace
+from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
 from tests.fake_store import FakeStore
 from tests.fakes import ManualClock
 
@@ -69,6 +69,25 @@ def test_the_first_call_connects_and_opens_the_namespaces() -> None:
     assert [rig.call(), rig.call()] == ["answer", "answer"]
     (store,) = rig.stores
     assert store.names == [bytes(NAMESPACE.id)]
+
+
+def test_namespaces_that_are_known_late_are_asked_for_by_the_first_call() -> None:
+    rig = Rig()
+    asked: list[str] = []
+
+    def namespaces() -> list[Namespace]:
+        asked.append("asked")
+        if len(asked) == 1:
+            raise BadValue("hash_seed", "a random one", "a fixed one")
+        return [NAMESPACE]
+
+    rig.pool = EnginePool(rig._connect, namespaces, rig.clock)  # noqa: SLF001 -- its own rig
+    assert not asked
+    assert rig.call() == "otherwise"  # refused as a pool in trouble is
+    assert not rig.stores
+    rig.clock.advance(PAUSE_MIN_S)
+    assert [rig.call(), rig.call()] == ["answer", "answer"]
+    assert len(asked) == 2
 
 
 def test_a_pool_that_is_absent_is_a_miss_and_looked_for_again() -> None:
