@@ -18,6 +18,9 @@ DEADLINE_S: Final = 0.02
 MEMO_S: Final = 5.0
 """An answer is asked for anew when it is older: its leases would end before a load does."""
 
+SOON_S: Final = 0.005
+"""What was promised to a request and is not there yet is asked for again after so long."""
+
 QUIET_S: Final = 1.0
 """After a failed load nobody is promised anything for so long: what was leased a moment ago did
 not come, so the way to it is in trouble, of which only the ranks know."""
@@ -59,6 +62,17 @@ NEXT: Final[dict[tuple[Knowledge, News], Knowledge]] = {
 }
 
 
+class Promised(NamedTuple):
+    """What somebody else has said to be on its way into the pool."""
+
+    blocks: int
+    until_s: float
+    """The request waits so long for it, and then goes by what there is."""
+
+
+NOTHING_PROMISED: Final = Promised(0, 0.0)
+
+
 class Held(NamedTuple):
     """What the pool holds of a request's blocks."""
 
@@ -88,9 +102,10 @@ class Answer(NamedTuple):
 class _Known:
     """One request's knowledge."""
 
-    __slots__ = ("asked_s", "held", "knowledge", "known_s", "number")
+    __slots__ = ("asked_s", "held", "knowledge", "known_s", "number", "promised")
 
-    def __init__(self) -> None:
+    def __init__(self, promised: Promised) -> None:
+        self.promised = promised
         self.knowledge = Knowledge.ASKED
         self.number = 0
         self.asked_s = 0.0
@@ -123,9 +138,17 @@ class Lookups:
     def __len__(self) -> int:
         return len(self._known)
 
-    def begin(self, request: str, hashes: Sequence[bytes], now_s: float, *, hold: bool) -> None:
+    def begin(
+        self,
+        request: str,
+        hashes: Sequence[bytes],
+        now_s: float,
+        *,
+        hold: bool,
+        promised: Promised = NOTHING_PROMISED,
+    ) -> None:
         """A request has come: ask for it; without `hold` nobody waits for the answer."""
-        known = self._known[request] = _Known()
+        known = self._known[request] = _Known(promised)
         self._question(request, known, hashes, now_s)
         if not hold:
             known.hear(News.NO_ANSWER)
@@ -151,19 +174,22 @@ class Lookups:
         known = self._known.get(request)
         if known is None:
             return 0
-        if known.knowledge is Knowledge.KNOWN and now_s - known.known_s > MEMO_S:
-            known.hear(News.AGED)
-            self._question(request, known, hashes, now_s)
+        limit = (tokens - 1) // self._block_tokens
+        found, is_early = 0, now_s < known.promised.until_s
+        if known.knowledge is Knowledge.KNOWN and known.held is not None:
+            found = restorable(known.held, self._window_blocks, first, limit) - first
+            is_early = is_early and first + found < min(known.promised.blocks, limit)
+            if now_s - known.known_s > (SOON_S if is_early else MEMO_S):
+                known.hear(News.AGED)
+                self._question(request, known, hashes, now_s)
+            elif is_early:
+                return None
         if known.knowledge is Knowledge.ASKED:
-            if now_s - known.asked_s < self._deadline_s:
+            if is_early or now_s - known.asked_s < self._deadline_s:
                 return None
             known.hear(News.NO_ANSWER)
-        if known.knowledge is not Knowledge.KNOWN or known.held is None:
-            return 0
-        if now_s < self._quiet_until_s:
-            return 0
-        limit = (tokens - 1) // self._block_tokens
-        return restorable(known.held, self._window_blocks, first, limit) - first
+        is_quiet = now_s < self._quiet_until_s
+        return 0 if known.knowledge is not Knowledge.KNOWN or is_quiet else found
 
     def held(self, request: str) -> Held | None:
         """What the pool was last found to hold, if that is known and no load contradicted it."""

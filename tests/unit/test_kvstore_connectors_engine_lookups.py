@@ -11,12 +11,15 @@ from kvstore.connectors.engine_lookups import (
     DEADLINE_S,
     MEMO_S,
     NEXT,
+    NOTHING_PROMISED,
     QUIET_S,
+    SOON_S,
     Answer,
     Held,
     Knowledge,
     Lookups,
     News,
+    Promised,
     Question,
     restorable,
 )
@@ -39,8 +42,15 @@ class Asked:
         self.questions: list[Question] = []
         self.lookups = Lookups(window_blocks, BLOCK, self.questions.append)
 
-    def begin(self, request: str = "r", now_s: float = 0.0, *, hold: bool = True) -> None:
-        self.lookups.begin(request, HASHES, now_s, hold=hold)
+    def begin(
+        self,
+        request: str = "r",
+        now_s: float = 0.0,
+        *,
+        hold: bool = True,
+        promised: Promised = NOTHING_PROMISED,
+    ) -> None:
+        self.lookups.begin(request, HASHES, now_s, hold=hold, promised=promised)
 
     def answer(self, held: Held | None, now_s: float = 0.0, which: int = -1) -> None:
         question = self.questions[which]
@@ -178,3 +188,58 @@ def test_restorable_is_the_longest_prefix_that_all_groups_have() -> None:
             if all(all(f[max(first, n - r) : n]) for f, r in zip(flags, reach, strict=True)):
                 want = n
         assert restorable(Held(pages, flags), reach, first, limit) == want, (flags, reach, first)
+
+
+def test_what_was_promised_is_waited_for_and_asked_for_again() -> None:
+    asked = Asked()
+    asked.begin(promised=Promised(5, until_s=2.0))
+    assert asked.blocks(DEADLINE_S) is None  # no answer yet
+    asked.answer(Held(3), now_s=0.1)
+    assert asked.blocks(0.1) is None
+    assert len(asked.questions) == 1
+    assert asked.blocks(0.1 + 2 * SOON_S) is None
+    assert len(asked.questions) == 2
+    asked.answer(Held(5), now_s=0.2)
+    assert asked.blocks(0.2) == 5
+    assert asked.blocks(0.2 + 2 * SOON_S) == 5
+    assert len(asked.questions) == 2
+
+
+def test_after_its_deadline_a_promise_is_worth_what_there_is() -> None:
+    asked = Asked()
+    asked.begin(promised=Promised(5, until_s=2.0))
+    asked.answer(Held(3), now_s=1.99)
+    assert asked.blocks(1.99) is None
+    assert asked.blocks(2.0) == 3
+
+
+def test_a_promise_without_any_answer_ends_as_well() -> None:
+    asked = Asked()
+    asked.begin(promised=Promised(5, until_s=2.0))
+    assert asked.blocks(1.99) is None
+    assert asked.blocks(2.0) == 0
+
+
+def test_a_promise_holds_nobody_back_while_the_pool_is_in_trouble() -> None:
+    asked = Asked()
+    asked.begin(promised=Promised(5, until_s=2.0))
+    asked.answer(None)
+    assert asked.blocks(0.0) == 0
+
+
+def test_a_promise_counts_what_the_engine_has_and_what_windows_lack() -> None:
+    asked = Asked(2)
+    asked.begin(promised=Promised(5, until_s=2.0))
+    asked.answer(Held(5, (bytes([0, 0, 0, 1, 0]),)))
+    assert asked.blocks(0.0, first=5) == 0  # all of it is the engine's own
+    assert asked.blocks(0.0, first=1) is None  # the window's last block is on its way
+    asked.blocks(2 * SOON_S, first=1)
+    asked.answer(Held(5, (bytes([0, 0, 0, 1, 1]),)), now_s=2 * SOON_S)
+    assert asked.blocks(2 * SOON_S, first=1) == 4
+
+
+def test_a_promise_of_more_than_can_be_loaded_is_not_waited_for() -> None:
+    asked = Asked()
+    asked.begin(promised=Promised(8, until_s=2.0))
+    asked.answer(Held(8))
+    assert asked.blocks(0.0, tokens=8 * BLOCK) == 7

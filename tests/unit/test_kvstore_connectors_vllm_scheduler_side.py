@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from kvstore.connectors.breaker import PAUSE_MIN_S
-from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S
+from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S, SOON_S
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
+from kvstore.connectors.vllm.handover import HERE, Handover, parsed
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
 from kvstore.errors import Unavailable
 from kvstore.namespace import Attention
@@ -44,6 +45,7 @@ class Request(msgspec.Struct):
     request_id: str = "r"
     num_tokens: int = 8 * TOKENS
     block_hashes: list[bytes] = msgspec.field(default_factory=lambda: list(HASHES))
+    kv_transfer_params: dict[str, object] | None = None
 
 
 class New(msgspec.Struct):
@@ -79,7 +81,7 @@ class Rig:
         self.clock = ManualClock()
         self.namespaces = namespaces(FIELDS)
         self.pool = EnginePool(lambda: self.store, self.namespaces, self.clock)
-        self.side = SchedulerSide(self.namespaces, self.pool, self.clock, 1.0, DEADLINE_S)
+        self.side = SchedulerSide(self.namespaces, self.pool, self.clock, 1.0, DEADLINE_S, 2.0)
 
     def hold(self, group: int, *places: int) -> None:
         """Have the pool hold these blocks of a group."""
@@ -261,3 +263,28 @@ def test_a_prompt_without_a_full_block_asks_nobody(rig: Rig) -> None:
     rig.come(request)
     assert rig.side.matched_tokens(request, 0) == 0
     assert rig.pool.store is None
+
+
+def test_a_prompt_of_another_engine_is_waited_for_while_its_blocks_come(rig: Rig) -> None:
+    names = tuple([bytes(each.id) for each in rig.namespaces])
+    request = Request(kv_transfer_params=Handover(names, 3 * TOKENS).params())
+    rig.come(request)
+    rig.clock.advance(2 * DEADLINE_S)
+    assert rig.side.matched_tokens(request, 0) is None
+    for group in (0, 1):
+        rig.hold(group, 0, 1, 2)
+    rig.clock.advance(2 * SOON_S)
+    assert rig.side.matched_tokens(request, 0) is None  # asked anew
+    rig.answered()
+    assert rig.side.matched_tokens(request, 0) == 3 * TOKENS
+
+
+def test_an_engine_says_what_the_next_one_is_to_be_told(rig: Rig) -> None:
+    asked = Request("asked", num_tokens=3 * TOKENS + 1, kv_transfer_params={HERE: True})
+    for request in (asked, Request("not")):
+        rig.come(request)
+    told = rig.side.finished("asked")
+    assert told is not None
+    assert parsed(told).tokens == 3 * TOKENS
+    assert rig.side.finished("not") is None
+    assert rig.side.finished("asked") is None  # which is not there any more

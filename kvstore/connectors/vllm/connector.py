@@ -86,8 +86,9 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
             if settings.description_file:
                 Path(settings.description_file).write_text(as_text(fields), encoding="utf-8")
             self._scheduler = SchedulerSide(
-                made, self._pool, clock, settings.timeout_s, settings.lookup_deadline_s
-            )
+                made, self._pool, clock, settings.timeout_s, settings.lookup_deadline_s,
+                settings.handover_deadline_s,
+            )  # fmt: skip
             self._scheduler.reach()
         else:
             rank = get_tensor_model_parallel_rank()
@@ -154,8 +155,7 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         block_ids: tuple[list[int], ...],
     ) -> tuple[bool, dict[str, Any] | None]:
         """As request_finished, of engines with several cache groups."""
-        self.scheduler_half.finished(request.request_id)
-        return False, None
+        return False, self.scheduler_half.finished(request.request_id)
 
     def reset_cache(self) -> bool:
         """The pool is not this engine's alone: its pages stay."""

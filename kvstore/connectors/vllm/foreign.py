@@ -30,6 +30,11 @@ class Request(Protocol):
         """Of prompt and output."""
         ...
 
+    @property
+    def kv_transfer_params(self) -> Mapping[str, object] | None:
+        """What its client, or a proxy, has said of its KV."""
+        ...
+
 
 class NewRequest(Protocol):
     """A request that a step is the first for."""

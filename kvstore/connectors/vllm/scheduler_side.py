@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvstore.connectors.engine_lookups import Answer, Held, Lookups, Question
 from kvstore.connectors.engine_saves import BlockRun, Load, Saves, Scheduled, loads_of
 from kvstore.connectors.one_thread import OneThread
+from kvstore.connectors.vllm.handover import promised_to, told_on
 from kvstore.namespace import Attention
 from kvstore.page import PageChain, engine_key
 
@@ -45,15 +46,18 @@ class SchedulerSide:
         clock: Clock,
         timeout_s: float,
         deadline_s: float,
+        handover_deadline_s: float,
     ) -> None:
         """`namespaces` has one for each cache group, in vLLM's order.
 
-        A request is held back for `deadline_s` at most; a call to the pool may take `timeout_s`.
+        A request is held back for `deadline_s` at most, or for `handover_deadline_s` where another
+        engine has computed its prompt; a call to the pool may take `timeout_s`.
         """
         self._pool = pool
         self._clock = clock
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
+        self._handover_deadline_s = handover_deadline_s
         self._namespaces = tuple(namespaces)
         kinds = [each.content.groups[0] for each in namespaces]
         self._chained = tuple(each.attention is not Attention.SLIDING for each in kinds)
@@ -81,8 +85,10 @@ class SchedulerSide:
         """Ask the pool for it at once."""
         rid = request.request_id
         self._requests[rid] = request
-        hold = self._pool.is_worth_asking
-        self._lookups.begin(rid, request.block_hashes, self._clock.now_s(), hold=hold)
+        now_s, hold = self._clock.now_s(), self._pool.is_worth_asking
+        until_s = now_s + self._handover_deadline_s
+        promised = promised_to(request, self._namespaces, until_s)
+        self._lookups.begin(rid, request.block_hashes, now_s, hold=hold, promised=promised)
 
     def matched_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Tokens that can be loaded beyond those that the engine has; None: ask again."""
@@ -149,13 +155,17 @@ class SchedulerSide:
             if rid in self._requests:
                 self._saves.start_over(rid, self._requests[rid].block_hashes)
 
-    def finished(self, rid: str) -> None:
-        """The request has ended, by itself or not; its blocks are vLLM's again."""
-        self._requests.pop(rid, None)
+    def finished(self, rid: str) -> dict[str, object] | None:
+        """The request has ended, by itself or not; its blocks are vLLM's again.
+
+        What its client is to tell the engine that goes on, if it has asked for that.
+        """
+        request = self._requests.pop(rid, None)
         self._local.pop(rid, None)
         self._loading.pop(rid, None)
         self._lookups.end(rid)
         self._saves.end(rid)
+        return None if request is None else told_on(request, self._namespaces)
 
     @property
     def totals(self) -> dict[str, int]:

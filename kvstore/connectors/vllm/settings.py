@@ -24,6 +24,8 @@ class Settings(PoolSettings, frozen=True, kw_only=True):
     """Names the model's weights; empty for a digest of them, about a second a gigabyte."""
     lookup_deadline_s: float = DEADLINE_S
     """A request is held back so long for the pool's answer; then it is computed without."""
+    handover_deadline_s: float = 2.0
+    """A request whose prompt another engine has computed is held back so long for its blocks."""
     save_buffer_bytes: int = 256 * limits.MIB
     """Memory for blocks on their way to the pool, of each rank; what finds none is not saved."""
 
@@ -34,6 +36,9 @@ def settings_of(extra: Mapping[str, object]) -> Settings:
     if not 0 <= settings.lookup_deadline_s <= settings.timeout_s:
         want = f"0 to timeout_s, {settings.timeout_s}"
         raise BadValue(f"{WHERE}.lookup_deadline_s", settings.lookup_deadline_s, want)
+    if not 0 <= settings.handover_deadline_s <= limits.CALL_TIMEOUT_MAX_S:
+        want = f"0 to {limits.CALL_TIMEOUT_MAX_S}"
+        raise BadValue(f"{WHERE}.handover_deadline_s", settings.handover_deadline_s, want)
     if settings.save_buffer_bytes < 0:
         raise BadValue(f"{WHERE}.save_buffer_bytes", settings.save_buffer_bytes, "0 or more bytes")
     return settings
