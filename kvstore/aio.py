@@ -13,6 +13,7 @@ from kvstore.client import checks
 from kvstore.client.async_connected import AsyncConnected, in_thread
 from kvstore.client.calls import check_source
 from kvstore.client.locations import (
+    hint_steps,
     lookup_steps,
     match_steps,
     object_steps,
@@ -211,6 +212,18 @@ class AsyncKVStore(AsyncConnected):
         """See KVStore.lookup."""
         query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return await self._run(lookup_steps(query, self._calls.clock))
+
+    async def hint(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        hints: Hints,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See KVStore.hint."""
+        query = self._calls.query(opened, chain, timeout_s, lease=False, hints=hints)
+        await self._run(hint_steps(query, self._calls.clock))
 
     async def read(
         self,

@@ -6,6 +6,7 @@ a page with the best hints may go, one with the worst may stay.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -16,6 +17,8 @@ from kvstore.require import require
 SECONDS_MAX: Final = 86_400.0
 """Longest time that a hint may name: what lies further ahead is no reason to keep a page."""
 TURN_MAX: Final = 1 << 20
+PRIORITY_MAX: Final = 4
+"""Each step counts twice as much as the one below: beyond this a page is pinned, or not stored."""
 
 
 class Hints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -29,6 +32,23 @@ class Hints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """A tool call is pending and is expected to return, with this chain, in so many seconds."""
     turn: int | None = None
     """Which request of its session this is, from 1."""
+    priority: int = 0
+    """How much a hit on this chain is worth: with each step twice as much, below 0 half as much."""
+
+    @classmethod
+    def of(cls, written: object) -> Hints:
+        """Hints by their names, as they come with an engine's request.
+
+        BadValue names the hint that there is not, or whose value is never right.
+        """
+        require("hints", written, Mapping, "hints by their names")
+        assert isinstance(written, Mapping)
+        for name in written:
+            if name not in cls.__struct_fields__:
+                raise BadValue("hints", name, f"one of {', '.join(cls.__struct_fields__)}")
+        hints = cls(**written)
+        hints.check()
+        return hints
 
     def check(self) -> None:
         """Raise BadValue for the first field whose value is never right."""
@@ -38,6 +58,8 @@ class Hints(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         if self.turn is not None:
             require("turn", self.turn, int, f"1 to {TURN_MAX}")
         _check("turn", self.turn, 1, TURN_MAX)
+        require("priority", self.priority, int, f"{-PRIORITY_MAX} to {PRIORITY_MAX}")
+        _check("priority", self.priority, -PRIORITY_MAX, PRIORITY_MAX)
 
 
 def _check(field: str, value: float | None, least: float, most: float) -> None:

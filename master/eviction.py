@@ -42,6 +42,11 @@ class EvictionInForce(InForce[EvictionPolicy]):
         self._meet(run)
         self.policy.touched(run, now_s, hints)
 
+    def hinted(self, run: Run, now_s: float, hints: Hints) -> None:
+        """The future of pages was told."""
+        self._meet(run)
+        self.policy.hinted(run, now_s, hints)
+
     def score(self, run: Run, now_s: float) -> float:
         """The lowest goes first."""
         self._meet(run)

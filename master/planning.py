@@ -177,12 +177,13 @@ class Planner:
         asked_s, replicas = self._message.ttl_s or 0.0, self._message.replicas
         if found and (asked_s > found[-1].run.ttl_s or replicas > found[-1].run.replicas):
             found[-1] = self._tree.cut_at_end(found[-1])  # what follows was not asked for
-        for stretch in found:
+        each_told = hinting.for_each(self._tree, found, hints)
+        for stretch, told in zip(found, each_told, strict=True):
             run = stretch.run
             run.ttl_s = max(run.ttl_s, asked_s)
             if replicas > run.replicas:
                 self._want_more(run)
-            self._core.touch(run, hints)
+            self._core.touch(run, told)
 
     def _want_more(self, run: Run) -> None:
         """It may lack some now (I34), even if it did well with fewer until now."""

@@ -14,7 +14,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.replica import ExtentEvent, ExtentState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import BeginPut, Sealed, SealedNoted
-from master import degraded
+from master import degraded, hinting
 from master.orders import OrderKind
 from master.packed import WORD, split_keys, word, words
 from master.planning import Planner, check_put
@@ -44,6 +44,7 @@ def begin_put(core: Core, caller: Caller, message: BeginPut) -> None:
     known = core.namespaces.get(message.namespace)
     caller.session.must_own(known.namespace.content)
     check_put(known, message)
+    hinting.count(core, message.hints)
     owner = caller.session.owner
     put = owner.puts.get(message.request)
     if put is not None:  # I14: a repeated request gets the same answer while it can be used

@@ -17,6 +17,7 @@ from kvstore.ids import KEY_BYTES, short
 from kvstore.replica import Tier, check_tier
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveHints,
     LeaseRenewed,
     ListObjects,
     Located,
@@ -52,6 +53,7 @@ def match_prefix(core: Core, caller: Caller, message: MatchPrefix) -> None:
     if found:  # so that only matched pages are leased, and count as used
         found[-1] = known.tree.cut_at_end(found[-1])
     hints = hinting.of_match(core, message, found)
+    hinting.count(core, message.hints)
     _answer_located(core, caller, known.tree, found, message, hints)
 
 
@@ -59,6 +61,7 @@ def lookup(core: Core, caller: Caller, message: Lookup) -> None:
     """Answer Located: each of these pages that is readable; leases cover whole runs."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
     hints = hinting.given(message.hints)
+    hinting.count(core, message.hints)
     stretches = known.tree.stretches(message.keys)
     found = [piece for stretch in stretches for piece in _readable(core, known.tree, stretch)]
     _answer_located(core, caller, known.tree, found, message, hints)
@@ -111,6 +114,19 @@ def prefetch(core: Core, caller: Caller, message: Prefetch) -> None:
     known = asked_namespace(core, caller, message.namespace, message.keys)
     tier = Tier(check_tier(message.tier) or Tier.DRAM)
     tiering.want_up(core, known.tree, message.keys, tier)
+    core.reply(caller, Done())
+
+
+def give_hints(core: Core, caller: Caller, message: GiveHints) -> None:
+    """Answer Done, and have the policy know of these pages' future; no use, and no lease."""
+    tree = asked_namespace(core, caller, message.namespace, message.keys).tree
+    hints = hinting.given(message.hints)
+    hinting.count(core, hints)
+    found = tree.stretches(message.keys)
+    if found and hints != NO_HINTS:
+        found[-1] = tree.cut_at_end(found[-1])  # what follows was not meant
+        for stretch, told in zip(found, hinting.for_each(tree, found, hints), strict=True):
+            core.eviction.hinted(stretch.run, core.now, told)
     core.reply(caller, Done())
 
 
@@ -202,8 +218,8 @@ def _answer_located(
     ttl_s, until_s = 0.0, 0.0
     if message.lease:
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
-    for stretch in found:
-        _lease(core, stretch.run, until_s, hints)
+    for stretch, told in zip(found, hinting.for_each(tree, found, hints), strict=True):
+        _lease(core, stretch.run, until_s, told)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(core, stretch, message.parts, indexes, until_s)
     if message.lease:

@@ -32,6 +32,7 @@ from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
     GetStatus,
+    GiveHints,
     ListObjects,
     Lookup,
     MatchPrefix,
@@ -138,12 +139,17 @@ M = TypeVar("M", bound="Message")
 STEPS_PER_TICK: Final = 2
 
 
-def _handlers() -> dict[type[Message], Handler]:
-    table: dict[type[Message], Handler] = {}
+class _Handlers(dict["type[Message]", "Handler"]):
+    """Which handler each message has; the types of the two agree."""
 
-    def on(message: type[M], handler: Callable[[Core, Caller, M], None]) -> None:
-        table[message] = cast("Handler", handler)
+    def on(self, message: type[M], handler: Callable[[Core, Caller, M], None]) -> None:
+        """This message has that handler."""
+        self[message] = cast("Handler", handler)
 
+
+def _handlers() -> _Handlers:
+    handlers = _Handlers()
+    on = handlers.on
     on(OpenNamespace, namespaces.open_namespace)
     on(BeginPut, puts.begin_put)
     on(AbortPut, stopping.abort_put)
@@ -151,6 +157,7 @@ def _handlers() -> dict[type[Message], Handler]:
     on(MatchPrefix, reads.match_prefix)
     on(Lookup, reads.lookup)
     on(Prefetch, reads.prefetch)
+    on(GiveHints, reads.give_hints)
     on(Probe, reads.probe)
     on(ListObjects, reads.list_objects)
     on(RenewLease, reads.renew_lease)
@@ -172,6 +179,20 @@ def _handlers() -> dict[type[Message], Handler]:
     on(StartRelocation, relocation_requests.start_relocation)
     on(GetRelocations, relocation_requests.get_relocations)
     on(CancelRelocation, relocation_requests.cancel_relocation)
+    on(RegisterWorker, membership.register_worker)
+    on(Heartbeat, membership.heartbeat)
+    on(ReportSegment, membership.report_segment)
+    on(ReportDamage, losses.report_damage)
+    on(LeaveWorker, leaving.leave_worker)
+    on(OfferInventory, inventory.offer_inventory)
+    on(InventoryRows, inventory.inventory_rows)
+    on(InventoryEnd, inventory.inventory_end)
+    _add_tickets(handlers)
+    return handlers
+
+
+def _add_tickets(handlers: _Handlers) -> None:
+    on = handlers.on
     on(JoinFleet, fleet_membership.join_fleet)
     on(FleetBeat, fleet_membership.fleet_beat)
     on(LeaveFleet, fleet_membership.leave_fleet)
@@ -191,15 +212,6 @@ def _handlers() -> dict[type[Message], Handler]:
     on(GetTerm, presenting.get_term)
     on(PresentTicket, presenting.present_ticket)
     on(ListTickets, ticket_requests.list_tickets)
-    on(RegisterWorker, membership.register_worker)
-    on(Heartbeat, membership.heartbeat)
-    on(ReportSegment, membership.report_segment)
-    on(ReportDamage, losses.report_damage)
-    on(LeaveWorker, leaving.leave_worker)
-    on(OfferInventory, inventory.offer_inventory)
-    on(InventoryRows, inventory.inventory_rows)
-    on(InventoryEnd, inventory.inventory_end)
-    return table
 
 
 HANDLERS: Final = _handlers()

@@ -55,7 +55,7 @@ class FakeStore:
         self.objects_max = 1 << 30
         """No room for more of them."""
         self.heard: list[tuple[PageChain, bool, Hints | None]] = []
-        """Chain, lease and hints of each match and put."""
+        """Chain, lease and hints of each match, put and hint."""
         self._lock = threading.RLock()
 
     def _enter(self, call: str) -> None:
@@ -110,6 +110,11 @@ class FakeStore:
         with self._lock:
             readable = bytes(self._is_whole(opened, key) for key in chain)
         return Match(opened, chain, (), (), readable)
+
+    def hint(self, opened: OpenedNamespace, chain: PageChain, hints: Hints) -> None:
+        """Hear it."""
+        self._enter("hint")
+        self.heard.append((chain, False, hints))
 
     def lookup(self, opened: OpenedNamespace, chain: PageChain) -> Found:
         """Find pages, also beyond a gap."""

@@ -10,7 +10,7 @@ from kvstore import limits
 from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.steps import Steps, ask
 from kvstore.errors import BadValue, MalformedMessage
-from kvstore.hints import Hints
+from kvstore.hints import NO_HINTS, Hints
 from kvstore.ids import KEY_BYTES
 from kvstore.lease import holder_deadline_s
 from kvstore.page import PageChain
@@ -18,6 +18,7 @@ from kvstore.require import require
 from kvstore.transfer.transport import COLUMN_BYTES
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveHints,
     ListObjects,
     Located,
     LocatedCopy,
@@ -240,6 +241,14 @@ def prefetch_steps(query: Query, clock: Clock, tier: str = "") -> Steps[None]:
     for _, keys in batches(query.chain):
         hint = Prefetch(query.opened.namespace.id, keys, tier)
         yield from ask(hint, Done, query.deadline_s - clock.now_s())
+
+
+def hint_steps(query: Query, clock: Clock) -> Steps[None]:
+    """Tell the master what is known of the chain's future."""
+    hints = query.hints or NO_HINTS
+    for _, keys in batches(query.chain):
+        told = GiveHints(query.opened.namespace.id, keys, hints)
+        yield from ask(told, Done, query.deadline_s - clock.now_s())
 
 
 def object_steps(

@@ -16,7 +16,6 @@ import msgspec
 from kvstore.client.outcomes import AlreadyThere, Hit, Miss, Refused, RefusedReason, Stored
 from kvstore.client.staging import STAGING_BYTES, SpareBuffers
 from kvstore.errors import CallerError, KVStoreError
-from kvstore.hints import Hints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from kvstore.client.locations import Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.hints import Hints
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
 
@@ -52,6 +52,10 @@ class PageStore(Protocol):
         hints: Hints | None = None,
     ) -> Match:
         """Find the longest run of leading pages, and lease it."""
+        ...
+
+    def hint(self, opened: OpenedNamespace, chain: PageChain, hints: Hints) -> None:
+        """Tell the pool what is known of these pages' future."""
         ...
 
     def read(
@@ -211,16 +215,15 @@ class PrefixCache:
             return Kept(present=first, trouble=_text(error))
         return kept
 
-    def end_session(self, tokens: Sequence[int]) -> None:
-        """Say that nobody is going on from `tokens`: their pages may go before others.
+    def hint(self, tokens: Sequence[int], hints: Hints) -> None:
+        """Say what is known of the future of these tokens: see KVStore.hint.
 
-        A hint, and so no trouble when the pool does not hear it.
+        When the session is closed, `tokens` are all that was stored of it. A hint, and so no
+        trouble when the pool does not hear it.
         """
         chain = self._opened.chain(tokens)
         try:
-            self._store.match_prefix(
-                self._opened, chain, lease=False, hints=Hints(session_closed=True)
-            )
+            self._store.hint(self._opened, chain, hints)
         except CallerError:
             raise
         except KVStoreError:

@@ -13,6 +13,7 @@ from kvstore.client import checks
 from kvstore.client.calls import check_source
 from kvstore.client.connected import Connected
 from kvstore.client.locations import (
+    hint_steps,
     lookup_steps,
     match_steps,
     object_steps,
@@ -244,8 +245,7 @@ class KVStore(Connected):
         """The longest prefix of the chain in the pool, leased so that it can be read.
 
         `parts` narrows what is located to the parts that will be read; a page is found only when
-        all its parts are there either way. `hints` as in `put`; where a session has ended, a match
-        without lease tells the pool: `Hints(session_closed=True)`.
+        all its parts are there either way. `hints` as in `put`.
         """
         query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return self._run(match_steps(query, self._calls.clock))
@@ -263,6 +263,24 @@ class KVStore(Connected):
         """Every page of the chain that is in the pool, also beyond a gap; else as match_prefix."""
         query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
         return self._run(lookup_steps(query, self._calls.clock))
+
+    def hint(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        hints: Hints,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Say what is known of the future of a chain that ends with these pages, without a use.
+
+        Such as that its session has ended, or waits for a tool. Times count from this call on; the
+        end of a session concerns only the pages that no other chain goes on from. Promises
+        nothing; pages that are not in the pool are passed over, and a new master has not heard it.
+        """
+        checks.check_hints(hints)
+        query = self._calls.query(opened, chain, timeout_s, lease=False, hints=hints)
+        self._run(hint_steps(query, self._calls.clock))
 
     def read(
         self,

@@ -6,7 +6,8 @@ now, so the numbers of different runs compare without being brought up to date.
 
 The same form takes hints: if uses become rarer by half every H seconds, pages of a chain that is
 used again with probability p instead of the usual one stand as high as others that were used
-H * log2(p / usual) later. That is the bias; it lasts until the next use.
+H * log2(p / usual) later, and those whose hits are worth twice as much as if used H later. That is
+the bias; it lasts until the next use.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ class Lrfu(EvictionPolicy):
             entry.bias = bias or 0.0
         self._use(entry, now_s)
 
+    def hinted(self, entry: Entry, now_s: float, hints: Hints) -> None:
+        """No use; a tool call is waited for from now on, not from the last use on."""
+        bias = self._bias(hints, now_s - entry.touched_s)
+        entry.bias = entry.bias if bias is None else bias
+
     def score(self, entry: Entry, now_s: float) -> float:
         """The same at any time."""
         return entry.heat + entry.bias
@@ -107,16 +113,21 @@ class Lrfu(EvictionPolicy):
         else:
             entry.heat = heat + half_life_s * log2(1.0 + 2.0**gap)
 
-    def _bias(self, hints: Hints) -> float | None:
-        """Seconds by which hints move a run forward or back; None when they say nothing."""
+    def _bias(self, hints: Hints, unused_s: float = 0.0) -> float | None:
+        """Seconds by which hints move a run forward or back; None when they say nothing.
+
+        It was last used so long before they were given.
+        """
         parameters, chance = self.parameters, hints.reuse_probability
         held_s = 0.0
         if hints.session_closed:
             chance = PROBABILITY_MIN
         elif hints.tool_call_s is not None:
-            held_s = min(hints.tool_call_s, parameters.tool_hold_max_s)
+            held_s = unused_s + min(hints.tool_call_s, parameters.tool_hold_max_s)
             chance = 1.0 if chance is None else chance
         if chance is None:
-            return None
+            if not hints.priority:
+                return None
+            chance = parameters.usual_probability
         odds = max(chance, PROBABILITY_MIN) / parameters.usual_probability
-        return held_s + parameters.half_life_s * log2(odds)
+        return held_s + parameters.half_life_s * (hints.priority + log2(odds))

@@ -66,6 +66,10 @@ class EvictionPolicy(Protocol):
         """All pages of `entry` were used again."""
         ...
 
+    def hinted(self, _entry: Entry, _now_s: float, _hints: Hints) -> None:
+        """Its future was told, without a use; a policy that takes no hints lets it be."""
+        return
+
     def score(self, entry: Entry, now_s: float) -> float:
         """Where it stands now. Asked for candidates only, so that it may depend on the time."""
         ...

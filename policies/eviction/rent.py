@@ -67,7 +67,9 @@ class RentParameters(GhostParameters, frozen=True):
 
 
 class Rent(EvictionPolicy):
-    """Classes, what they wait for, and the index. `heat` is the class of a run."""
+    """Classes, what they wait for, and the index. `heat` is the class of a run, `bias` what its
+    uses are worth: its priority.
+    """
 
     def __init__(self) -> None:
         """Start with the default parameters and a guess that older pages are used less."""
@@ -86,7 +88,7 @@ class Rent(EvictionPolicy):
     def entered(self, entry: Entry, keys: bytes, now_s: float, hints: Hints) -> int:
         """One use, on top of those that are remembered."""
         self._learn(now_s)
-        entry.bias = 0.0
+        entry.bias = float(hints.priority)
         ghost = self._ghosts.take(keys)
         if ghost is not None:
             entry.heat, entry.touches, entry.touched_s = ghost.heat, ghost.touches, ghost.touched_s
@@ -102,15 +104,25 @@ class Rent(EvictionPolicy):
         self._learn(now_s)
         self._use(entry, len(entry), now_s, hints)
 
+    def hinted(self, entry: Entry, now_s: float, hints: Hints) -> None:
+        """Its pages wait on, in the class that was said."""
+        self._learn(now_s)
+        said = _hint_class(hints)
+        if said is not None:
+            self._leave(entry, len(entry))
+            self._join(entry, len(entry), said)
+        entry.bias = float(hints.priority or entry.bias)
+
     def score(self, entry: Entry, now_s: float) -> float:
-        """Uses per page-second that are to come, at most."""
+        """Uses per page-second that are to come, at most, by what they are worth."""
         self._learn(now_s)
         age_s, index = now_s - entry.touched_s, self._index[int(entry.heat)]
+        worth = float(2.0**entry.bias)
         if age_s >= AGES_S[-1]:
-            return index[-1] * AGES_S[-1] / age_s
+            return worth * index[-1] * AGES_S[-1] / age_s
         step = bisect_right(AGES_S, age_s) - 1
         share = (age_s - AGES_S[step]) / (AGES_S[step + 1] - AGES_S[step])
-        return index[step] + (index[step + 1] - index[step]) * share
+        return worth * (index[step] + (index[step + 1] - index[step]) * share)
 
     def reuse_probability(self, entry: Entry, now_s: float) -> float | None:
         """By the rates of its class, over the next half hour."""
@@ -131,15 +143,20 @@ class Rent(EvictionPolicy):
 
     def _use(self, entry: Entry, pages: int, now_s: float, hints: Hints) -> None:
         kind, since_s = int(entry.heat), entry.touched_s
-        slots, slot = self.waiting[kind], int(since_s // SLOT_S)
-        if slot in slots:
-            slots[slot] -= pages
+        self._leave(entry, pages)
         said = _hint_class(hints)
         if is_new_use(entry, now_s, SAME_REQUEST_S):  # its least age
             if now_s - since_s < AGES_S[-1]:
                 self._uses[kind][bisect_right(AGES_S, now_s - since_s) - 1] += pages
             said = said or 0
+            entry.bias = 0.0
+        entry.bias = float(hints.priority or entry.bias)
         self._join(entry, pages, kind % HINTS if said is None else said)
+
+    def _leave(self, entry: Entry, pages: int) -> None:
+        slots, slot = self.waiting[int(entry.heat)], int(entry.touched_s // SLOT_S)
+        if slot in slots:
+            slots[slot] -= pages
 
     def _join(self, entry: Entry, pages: int, hint_class: int) -> None:
         kind = (min(entry.touches, TOUCHES_MAX) - 1) * HINTS + hint_class

@@ -9,6 +9,7 @@ import pytest
 from kvstore import limits
 from kvstore.client.locations import (
     Query,
+    hint_steps,
     lookup_steps,
     match_steps,
     object_steps,
@@ -23,6 +24,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.page import PageChain
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveHints,
     ListObjects,
     LocatedCopy,
     LocatedRun,
@@ -69,6 +71,16 @@ def test_a_match_stops_at_the_first_batch_with_a_gap() -> None:
     assert match.leased_until_s == script.clock.now_s() + 3.5
     assert repr(match).startswith(f"Match({full + 2} of {4 * full} pages, PageChain(")
     assert [type(message) for message in script.asked] == [MatchPrefix, MatchPrefix]
+
+
+def test_a_hint_is_told_of_every_page_once() -> None:
+    chain, hints = big_chain(2), Hints(tool_call_s=20.0)
+    script = Script().will(Done(), Done())
+    query = Query(SPACE, chain, script.clock.now_s() + 10, lease=False, hints=hints)
+    drive(hint_steps(query, script.clock), script)
+    told = [each for each in script.asked if isinstance(each, GiveHints)]
+    assert {each.hints for each in told} == {hints}
+    assert b"".join(each.keys for each in told) == chain.packed
 
 
 def test_a_prefetch_names_every_page_once() -> None:

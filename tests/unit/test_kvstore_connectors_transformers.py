@@ -85,7 +85,7 @@ def test_what_a_chat_knows_of_itself_reaches_the_store(
     cache, _ = prefix.fetch(tokens, hints=hints)
     compute(model, tokens, cache)
     prefix.store(tokens, cache, hints=hints)
-    prefix.end_session(tokens)
+    prefix.hint(tokens, Hints(session_closed=True))
     assert [each[2] for each in store.heard] == [hints, hints, Hints(session_closed=True)]
 
 

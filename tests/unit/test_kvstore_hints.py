@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kvstore.errors import BadValue
-from kvstore.hints import NO_HINTS, SECONDS_MAX, TURN_MAX, Hints
+from kvstore.hints import NO_HINTS, PRIORITY_MAX, SECONDS_MAX, TURN_MAX, Hints
 
 
 def test_all_of_them_may_be_absent() -> None:
@@ -22,6 +22,7 @@ def test_all_of_them_may_be_absent() -> None:
         *(("session_closed", wrong) for wrong in (0, 1, None, "yes")),
         *(("tool_call_s", wrong) for wrong in (-1.0, SECONDS_MAX * 1.1, math.nan, math.inf)),
         *(("turn", wrong) for wrong in (0, -1, TURN_MAX + 1, 1.0, True)),
+        *(("priority", wrong) for wrong in (PRIORITY_MAX + 1, -PRIORITY_MAX - 1, 0.5, None, True)),
     ],
 )
 def test_what_is_never_right_is_named(field: str, wrong: object) -> None:
@@ -38,5 +39,29 @@ def test_bounds_are_told_to_the_last_digit() -> None:
 
 
 def test_the_bounds_themselves_are_right() -> None:
-    Hints(0.0, True, 0.0, 1).check()
-    Hints(1.0, False, SECONDS_MAX, TURN_MAX).check()
+    Hints(0.0, True, 0.0, 1, -PRIORITY_MAX).check()
+    Hints(1.0, False, SECONDS_MAX, TURN_MAX, PRIORITY_MAX).check()
+
+
+def test_hints_are_read_by_their_names() -> None:
+    assert Hints.of({}) == NO_HINTS
+    assert Hints.of({"tool_call_s": 20, "priority": 1}) == Hints(tool_call_s=20, priority=1)
+
+
+@pytest.mark.parametrize(
+    ("written", "field", "said"),
+    [
+        ({"tool_call_s": -1}, "tool_call_s", "want 0 to 86400"),
+        ({"tool_call_s": SECONDS_MAX + 1}, "tool_call_s", "want 0 to 86400"),
+        ({"session_ends": True}, "hints", "'session_ends', want one of reuse_probability, session"),
+        ({5: True}, "hints", "got 5, want one of"),
+        ("session_closed", "hints", "want hints by their names"),
+        (None, "hints", "want hints by their names"),
+    ],
+)
+def test_written_hints_that_are_never_right_are_named(
+    written: object, field: str, said: str
+) -> None:
+    with pytest.raises(BadValue, match=said) as raised:
+        Hints.of(written)
+    assert raised.value.field == field

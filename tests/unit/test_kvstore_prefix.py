@@ -159,15 +159,14 @@ def test_hints_go_with_every_question_and_put(store: FakeStore) -> None:
 
 
 def test_the_end_of_a_session_is_a_hint_for_its_whole_chain(store: FakeStore) -> None:
-    engine = Engine(store)
-    engine.prefix.end_session(text(3 * TOKENS + 1))
-    ended = engine.opened.chain(text(3 * TOKENS))
-    assert store.heard == [(ended, False, Hints(session_closed=True))]
-    store.fail["match_prefix"] = errors.Unavailable("no master")
-    engine.prefix.end_session(text(TOKENS))
-    store.fail["match_prefix"] = errors.LayoutMismatch("wrong")
+    engine, closed = Engine(store), Hints(session_closed=True)
+    engine.prefix.hint(text(3 * TOKENS + 1), closed)
+    assert store.heard == [(engine.opened.chain(text(3 * TOKENS)), False, closed)]
+    store.fail["hint"] = errors.Unavailable("no master")
+    engine.prefix.hint(text(TOKENS), closed)
+    store.fail["hint"] = errors.LayoutMismatch("wrong")
     with pytest.raises(errors.LayoutMismatch):
-        engine.prefix.end_session(text(TOKENS))
+        engine.prefix.hint(text(TOKENS), closed)
 
 
 @pytest.mark.parametrize("call", ["match_prefix", "read", "buffer"])

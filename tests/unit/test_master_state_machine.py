@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES, ROOT_PARENT
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
@@ -31,7 +32,7 @@ from kvstore.wire.messages.puts import (
     RefusedRange,
     Sealed,
 )
-from kvstore.wire.messages.reads import Located, Lookup, Prefetch, RenewLease
+from kvstore.wire.messages.reads import GiveHints, Located, Lookup, Prefetch, RenewLease
 from master.events import CommandAnswered
 from master.packed import words
 from master.tunables import Tunables
@@ -295,6 +296,12 @@ class MasterMachine(RuleBasedStateMachine):
         """Somebody will read this soon."""
         keys = keys_of(two, path)
         assert self.rig.ask(self.rig.engine, Prefetch(self.spaces[two].id, keys)) == Done()
+
+    @rule(path=paths, two=st.booleans(), closed=st.booleans())
+    def hint(self, path: tuple[int, ...], two: bool, closed: bool) -> None:
+        """Somebody knows what will become of it."""
+        told = GiveHints(self.spaces[two].id, keys_of(two, path), Hints(1.0, closed))
+        assert self.rig.ask(self.rig.engine, told) == Done()
 
     @rule(slow=st.booleans())
     def slow_mover(self, slow: bool) -> None:

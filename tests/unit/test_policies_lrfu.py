@@ -120,6 +120,8 @@ def test_no_ghosts_beyond_their_factor_of_the_pool() -> None:
         (Hints(tool_call_s=30.0), 30.0 + 240.0 * log2(1 / 0.4)),
         (Hints(tool_call_s=30.0, reuse_probability=0.8), 270.0),
         (Hints(tool_call_s=9000.0, reuse_probability=0.4), 300.0),
+        (Hints(priority=2), 480.0),
+        (Hints(priority=-1, reuse_probability=0.8), 0.0),
     ],
 )
 def test_hints_move_pages_by_a_time(hints: Hints, bias: float) -> None:
@@ -129,6 +131,15 @@ def test_hints_move_pages_by_a_time(hints: Hints, bias: float) -> None:
     touched = put(policy, 0.0)
     policy.touched(touched, 1.0, hints)
     assert touched.bias == pytest.approx(bias)
+
+
+def test_a_hint_without_a_use_moves_pages_by_the_same_time() -> None:
+    policy = Lrfu()
+    entry = put(policy, 0.0, hints=Hints(reuse_probability=0.8))
+    policy.hinted(entry, 50.0, Hints(turn=4))
+    assert (entry.bias, entry.touched_s, entry.touches) == (240.0, 0.0, 1)
+    policy.hinted(entry, 50.0, Hints(tool_call_s=30.0, reuse_probability=0.4))
+    assert (entry.bias, entry.touched_s, entry.touches) == (80.0, 0.0, 1)
 
 
 def test_a_hint_lasts_until_the_next_request() -> None:

@@ -112,6 +112,27 @@ def test_a_hint_within_the_same_use_changes_the_class_only() -> None:
     assert entry.heat % HINTS == 0.0
 
 
+def test_a_hint_without_a_use_changes_the_class_only() -> None:
+    policy = Rent()
+    entry = put(policy, 0.0, pages=3)
+    policy.hinted(entry, 50.0, LIKELY)
+    assert (entry.touches, entry.touched_s, entry.heat % HINTS) == (1, 0.0, 3.0)
+    policy.hinted(entry, 60.0, Hints(turn=2))
+    assert entry.heat % HINTS == 3.0
+    assert waiting(policy) == 3
+
+
+def test_what_is_worth_more_stays_longer_until_the_next_use() -> None:
+    policy = Rent()
+    usual, worth = put(policy, 0.0, "a"), put(policy, 0.0, "b", hints=Hints(priority=2))
+    assert policy.score(worth, 30.0) == 4 * policy.score(usual, 30.0)
+    policy.touched(worth, 5.0, NO_HINTS)
+    assert policy.score(worth, 30.0) == 4 * policy.score(usual, 30.0)
+    for entry in (usual, worth):
+        policy.touched(entry, 50.0, NO_HINTS)
+    assert policy.score(worth, 60.0) == policy.score(usual, 60.0)
+
+
 def test_the_probability_is_what_was_seen() -> None:
     for share in (0.2, 0.5, 0.9):
         policy = taught(gap_s=100.0, share=share)

@@ -279,10 +279,14 @@ class PooledPrefix:
             ),
         )  # fmt: skip
 
-    def end_session(self, tokens: Sequence[int]) -> None:
-        """Say that the chat of these tokens is over: the pool may drop its pages before others."""
+    def hint(self, tokens: Sequence[int], hints: Hints) -> None:
+        """Say what is known of the chat of these tokens: that it is over, or waits for a tool.
+
+        Hints(session_closed=True) lets its pages go before others, Hints(tool_call_s=20.0) keeps
+        them for about so long. Saved states of linear layers are not told.
+        """
         if self._pages is not None:
-            self._pages.prefix.end_session(tokens)
+            self._pages.prefix.hint(tokens, hints)
 
     def close(self) -> None:
         """Give staging memory back; the store stays open."""

@@ -135,6 +135,19 @@ class Prefetch(Message, frozen=True, tag=56):
     """DRAM where none is named."""
 
 
+class GiveHints(Message, frozen=True, tag=61):
+    """Client to master: what is known of the future of a chain that ends with these pages -> Done.
+
+    No use of them: nothing is leased, nor does it live longer. Where the session is closed, only
+    pages that no other chain goes on from are told so. Pages that are not there are passed over.
+    Safe to repeat. Hints are not stored: those of a lost master are forgotten.
+    """
+
+    namespace: bytes
+    keys: bytes
+    hints: Hints
+
+
 class ReportSuspect(Message, frozen=True, tag=55):
     """Client to master: this replica failed verification while its lease was valid -> Done."""
 
