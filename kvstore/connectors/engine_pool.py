@@ -88,19 +88,6 @@ class EngineStore(Protocol):
         """Store these parts of every page."""
         ...
 
-    def close(self) -> None:
-        """Give everything back."""
-        ...
-
-
-class Reached(NamedTuple):
-    """A pool that was reached, with every namespace of the engine open there."""
-
-    store: EngineStore
-    opened: tuple[OpenedNamespace, ...]
-
-
-class EnginePool:
     def put_objects(
         self,
         opened: OpenedNamespace,
@@ -115,6 +102,27 @@ class EnginePool:
         """Store rows of an opaque namespace."""
         ...
 
+    def list_objects(self, opened: OpenedNamespace) -> list[PageChain]:
+        """Keys of all rows of an opaque namespace."""
+        ...
+
+    def remove(self, opened: OpenedNamespace, chain: PageChain) -> list[bool]:
+        """Take rows out; tells for each whether it was there."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Reached(NamedTuple):
+    """A pool that was reached, with every namespace of the engine open there."""
+
+    store: EngineStore
+    opened: tuple[OpenedNamespace, ...]
+
+
+class EnginePool:
     """One process's way to the pool. Thread-safe; calls may take as long as they are told to."""
 
     def __init__(
@@ -186,6 +194,7 @@ class EnginePool:
         """The pool with the namespaces open; one thread connects, others wait for it."""
         with self._reaching:
             if self._reached is None:
+                named = self._namespaces() if callable(self._namespaces) else self._namespaces
                 store = self._connect()
                 try:
                     opened = tuple(store.open(n.content, n.layout) for n in named)
@@ -199,7 +208,6 @@ class EnginePool:
     def _succeeded(self, *, is_late: bool) -> None:
         with self._mutex:
             was_closed = self._breaker.is_closed()
-                named = self._namespaces() if callable(self._namespaces) else self._namespaces
             if is_late and was_closed:
                 self._breaker.late(self._clock.now_s())
             else:
