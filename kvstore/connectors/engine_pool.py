@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.clock import Clock
+    from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout, Namespace
     from kvstore.page import PageChain
     from kvstore.transfer.buffer import Buffer
@@ -84,8 +85,20 @@ class EngineStore(Protocol):
         *,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store these parts of every page."""
+        ...
+
+    def hint(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        hints: Hints,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Tell what is known of these pages' future."""
         ...
 
     def put_objects(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.connectors.engine_lookups import Held
+    from kvstore.hints import Hints
 
 NULL_BLOCK: Final = 0
 """Stands for a block outside a group's window, which nobody has."""
@@ -27,6 +28,8 @@ class BlockRun(NamedTuple):
     """Hash of the block before the first; empty for the first block of all."""
     hashes: tuple[bytes, ...]
     blocks: tuple[int, ...]
+    hints: Hints | None = None
+    """What is known of their future, if they are to be saved."""
 
 
 class Load(NamedTuple):

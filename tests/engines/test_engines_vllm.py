@@ -99,12 +99,22 @@ def test_engines_with_processes_of_their_own_share_a_pool(
         VllmEngine(model, pool.master, folder=tmp_path, own_process=True) as one,
         VllmEngine(model, pool.master, folder=tmp_path, own_process=True) as other,
     ):
-        cold = one.generate([PROMPT])
+        cold = one.generate([PROMPT], hints={"priority": 1})
         assert cold.cached == [0]
         until("its pages are in the pool", lambda: pages_of(pool.master) >= HIT // BLOCK)
+        until("hints came with them, and at the end", lambda: told(pool.master, "priority") >= 2)
         warm = other.generate([PROMPT])
         assert warm.cached == [HIT]
-        assert warm.tokens == one.generate([PROMPT]).tokens
+        assert warm.tokens == one.generate([PROMPT], hints={"session_closed": True}).tokens
+        until("its session has ended", lambda: told(pool.master, "session_closed") == 1)
+        assert warm.tokens == one.generate([PROMPT], hints={"session_ended": True}).tokens
+        assert "hints: got 'session_ended', want one of" in one.log()
+
+
+def told(master: str, hint: str) -> int:
+    """How many requests to the pool have brought this hint."""
+    with KVStore.connect(master) as store:
+        return store.stat().counters.get(f"hints_{hint}", 0)
 
 
 def pages_of(master: str) -> int:

@@ -136,10 +136,14 @@ class VllmEngine:
         self.process.stdin.flush()
 
     def begin_generate(
-        self, prompts: Sequence[Sequence[int]], tokens: int = 24, salt: str = ""
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int = 24,
+        salt: str = "",
+        hints: object = None,
     ) -> None:
         """Tell it to go on from prompts that are given at once; `end_generate` has the answer."""
-        self.begin(do="generate", prompts=prompts, tokens=tokens, salt=salt)
+        self.begin(do="generate", prompts=prompts, tokens=tokens, salt=salt, hints=hints)
 
     def end_generate(self) -> Generated:
         """What became of them."""
@@ -148,10 +152,14 @@ class VllmEngine:
         return Generated(said["tokens"], said["cached"])
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], tokens: int = 24, salt: str = ""
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int = 24,
+        salt: str = "",
+        hints: object = None,
     ) -> Generated:
         """Go on from prompts that are given at once."""
-        self.begin_generate(prompts, tokens, salt)
+        self.begin_generate(prompts, tokens, salt, hints)
         return self.end_generate()
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import LLM, SamplingParams
 
+from kvstore.connectors.vllm.hints import HINTS
 from kvstore.connectors.vllm.stats import TOTALS
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def generate(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": each} for each in command["prompts"]]
     if command.get("salt"):
         prompts = [{**each, "cache_salt": command["salt"]} for each in prompts]
-    wanted = SamplingParams(temperature=0.0, max_tokens=command["tokens"], ignore_eos=True)
+    wanted = SamplingParams(
+        temperature=0.0, max_tokens=command["tokens"], ignore_eos=True,
+        extra_args={"kv_transfer_params": {HINTS: command.get("hints")}},
+    )  # fmt: skip
     outputs = engine.generate(prompts, wanted, use_tqdm=False)
     return {
         "tokens": [list(each.outputs[0].token_ids) for each in outputs],

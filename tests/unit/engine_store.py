@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvstore.client.locations import Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.hints import Hints
     from kvstore.page import PageChain
 
 
@@ -72,10 +73,23 @@ class EngineFakeStore(FakeStore):
         *,
         wait: bool = True,
         timeout_s: float | None = None,
+        hints: Hints | None = None,
     ) -> list[PutOutcome]:
         """Store pages."""
         del wait, timeout_s
-        return super().put_parts(opened, chain, source, offsets)
+        return super().put_parts(opened, chain, source, offsets, hints=hints)
+
+    def hint(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        hints: Hints,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hear it."""
+        del timeout_s
+        super().hint(opened, chain, hints)
 
     def close(self) -> None:
         """Close every buffer, as a store does."""

@@ -14,8 +14,10 @@ from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S, SOON_
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.vllm.handover import HERE, Handover, parsed
+from kvstore.connectors.vllm.hints import HINTS
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
 from kvstore.errors import Unavailable
+from kvstore.hints import Hints
 from kvstore.namespace import Attention
 from kvstore.page import engine_key
 from tests.fakes import ManualClock
@@ -263,6 +265,45 @@ def test_a_prompt_without_a_full_block_asks_nobody(rig: Rig) -> None:
     rig.come(request)
     assert rig.side.matched_tokens(request, 0) == 0
     assert rig.pool.store is None
+
+
+def test_hints_go_with_what_is_saved_and_once_more_at_the_end(rig: Rig) -> None:
+    hints = Hints(tool_call_s=20.0)
+    asked: dict[str, object] = {HINTS: {"tool_call_s": 20.0}}
+    for request in (Request("r", kv_transfer_params=asked), Request("other")):
+        rig.come(request)
+    step = Step(
+        {"r": 16, "other": 32},
+        [New("r", [[11], [21]], 0), New("other", [[13, 14], [23, 24]], 0)],
+    )
+    assert [(run.blocks, run.hints) for run in rig.side.orders(step).saves] == [
+        ((11,), hints), ((21,), hints), ((14,), None), ((24,), None),
+    ]  # fmt: skip
+    rig.store.heard.clear()
+    rig.side.finished("other")
+    rig.side.finished("r")
+    rig.answered()
+    keys = [b"".join(engine_key(each.id, h) for h in HASHES) for each in rig.namespaces]
+    assert [(chain.packed, told) for chain, _, told in rig.store.heard] == [
+        (each, hints) for each in keys
+    ]
+    assert rig.side.open_requests == 0
+
+
+def test_a_hint_that_the_pool_does_not_hear_is_no_trouble(rig: Rig) -> None:
+    asked: dict[str, object] = {HINTS: {"session_closed": True}}
+    for request in (
+        Request("a", 3, [], kv_transfer_params=asked),
+        Request("b", kv_transfer_params=asked),
+    ):
+        rig.come(request)
+    rig.store.fail["hint"] = Unavailable("no master")
+    rig.store.heard.clear()
+    for name in ("a", "b"):
+        assert rig.side.finished(name) is None
+    rig.answered()
+    assert rig.pool.troubles == 1, "of the one that has blocks"
+    assert not rig.store.heard
 
 
 def test_a_prompt_of_another_engine_is_waited_for_while_its_blocks_come(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from kvstore.connectors.engine_saves import BlockRun, Load
 from kvstore.connectors.vllm import worker_side
 from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, Arrived, WorkerSide
 from kvstore.errors import ConfigError, LayoutMismatch, Unavailable
+from kvstore.hints import Hints
 from kvstore.namespace import Attention
 from kvstore.page import engine_key
 from tests.fakes import ManualClock
@@ -245,6 +246,14 @@ def test_a_latent_is_saved_by_one_rank_and_loaded_by_all() -> None:
     assert torch.equal(two.caches["l0"][5], one.caches["l0"][3])
     for rank in (one, two):
         rank.side.close()
+
+
+def test_what_is_known_of_a_chain_goes_with_each_of_its_puts() -> None:
+    rank = Rank(msgspec.structs.replace(FIELDS, groups=(FULL, SLIDING)))
+    hints = Hints(session_closed=True)
+    rank.save(*(run(group, 0, (3, 4))._replace(hints=hints) for group in (0, 1)))
+    assert [each[2] for each in rank.store.heard] == [hints] * 3  # a chain, and two of a window
+    rank.side.close()
 
 
 def test_memory_that_is_not_the_layouts_is_refused() -> None:

@@ -15,6 +15,7 @@ from kvstore.connectors.engine_lookups import Answer, Held, Lookups, Question
 from kvstore.connectors.engine_saves import BlockRun, Load, Saves, Scheduled, loads_of
 from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.vllm.handover import promised_to, told_on
+from kvstore.connectors.vllm.hints import hints_of
 from kvstore.namespace import Attention
 from kvstore.page import PageChain, engine_key
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvstore.clock import Clock
     from kvstore.connectors.engine_pool import EnginePool, Reached
     from kvstore.connectors.vllm.foreign import Request, StepOutput
+    from kvstore.hints import Hints
     from kvstore.namespace import Namespace
 
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -69,6 +71,8 @@ class SchedulerSide:
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._thread = OneThread("kvharbor-lookups")
         self._requests: dict[str, Request] = {}
+        self._hints: dict[str, Hints] = {}
+        """Of the requests that came with some."""
         self._local: dict[str, int] = {}
         """Blocks that the engine had when it last asked for a request."""
         self._to_load: list[Load] = []
@@ -85,6 +89,9 @@ class SchedulerSide:
         """Ask the pool for it at once."""
         rid = request.request_id
         self._requests[rid] = request
+        hints = hints_of(request)
+        if hints is not None:
+            self._hints[rid] = hints
         now_s, hold = self._clock.now_s(), self._pool.is_worth_asking
         until_s = now_s + self._handover_deadline_s
         promised = promised_to(request, self._namespaces, until_s)
@@ -142,7 +149,9 @@ class SchedulerSide:
         full = (computed + output.num_scheduled_tokens[rid]) // self._block_tokens
         new_from = computed // self._block_tokens
         scheduled = Scheduled(rid, self._requests[rid].block_hashes, new_from, full)
-        return self._saves.plan(scheduled, self._lookups.held(rid), self._clock.now_s())
+        runs = self._saves.plan(scheduled, self._lookups.held(rid), self._clock.now_s())
+        hints = self._hints.get(rid)
+        return runs if hints is None else [run._replace(hints=hints) for run in runs]
 
     def loads_failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
         """Workers could not bring these requests' blocks, or these blocks."""
@@ -165,7 +174,13 @@ class SchedulerSide:
         self._loading.pop(rid, None)
         self._lookups.end(rid)
         self._saves.end(rid)
-        return None if request is None else told_on(request, self._namespaces)
+        hints = self._hints.pop(rid, None)
+        if request is None:
+            return None
+        if hints is not None:
+            hashes = tuple(request.block_hashes)
+            self._thread.run(lambda: self._tell(hashes, hints))
+        return told_on(request, self._namespaces)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -175,7 +190,7 @@ class SchedulerSide:
     @property
     def open_requests(self) -> int:
         """Requests of which something is remembered."""
-        return max(len(self._requests), len(self._lookups), len(self._saves))
+        return max(map(len, (self._requests, self._lookups, self._saves, self._hints)))
 
     def close(self) -> None:
         """End the thread and the connection."""
@@ -193,6 +208,17 @@ class SchedulerSide:
         ask = partial(self._held, hashes=question.hashes)
         held = self._pool.call("a lookup", ask, None, self._deadline_s)
         return Answer(question.request, question.number, held)
+
+    def _tell(self, hashes: Sequence[bytes], hints: Hints) -> None:
+        """In the thread beside the scheduler's: what becomes of a chain from now on."""
+
+        def tell(pool: Reached) -> None:
+            for opened in pool.opened:
+                chain = _chain(opened.namespace, hashes)
+                pool.store.hint(opened, chain, hints, timeout_s=self._timeout_s)
+
+        if hashes:
+            self._pool.call("a hint", tell, None)
 
     def _no_windows(self) -> tuple[bytes, ...]:
         return (b"",) * self._chained.count(False)

@@ -245,7 +245,7 @@ class WorkerSide:
         for each in chains:
             places = {group.part: range(place, place + len(each) * size, size)}
             outcomes = pool.store.put_parts(
-                opened, each, buffer, places, wait=False,
+                opened, each, buffer, places, wait=False, hints=run.hints,
                 timeout_s=self._timeout_s + len(each) * size / limits.PUT_BYTES_PER_S_MIN,
             )  # fmt: skip
             place += len(each) * size
