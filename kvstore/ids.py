@@ -28,6 +28,8 @@ Generation = NewType("Generation", int)
 KEY_BYTES: Final = 32
 ROOT_PARENT: Final = PageKey(bytes(KEY_BYTES))
 """Parent of the first page of every chain."""
+NO_PARENT: Final = b""
+"""In the place of the first page's parent: these are named objects, of which none is another's."""
 
 GENERATION_COUNTER_BITS: Final = 32
 RESTART_BITS: Final = 20

@@ -166,6 +166,14 @@ class PageChain:
         return f"PageChain({len(self)} pages from {first})"
 
 
+def parents_of(parent: bytes, keys: bytes) -> bytes:
+    """The parent of each page of a packed column: the page before it, or the root of named objects.
+
+    `parent` is that of the first page; NO_PARENT says that they are named objects.
+    """
+    return parent + keys[:-KEY_BYTES] if parent else bytes(len(keys))
+
+
 def checksum_seed(key: bytes, part: int) -> int:
     """Seed of a part's checksum: first 8 key bytes, little-endian, XOR part index."""
     return int.from_bytes(key[:8], "little") ^ part

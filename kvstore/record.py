@@ -122,6 +122,7 @@ class RecordBatch:
         self,
         first: Record,
         keys: bytes,
+        parents: bytes,
         offsets: array[int],
         checksums: array[int],
     ) -> None:
@@ -133,11 +134,10 @@ class RecordBatch:
         if count == 1:
             return
         # Column by column: what differs from page to page lies on words of the record.
-        words, own = self._words, memoryview(keys).cast("Q")
-        parents = memoryview(first.parent + keys[:-KEY_BYTES]).cast("Q")
+        words, own, above = self._words, memoryview(keys).cast("Q"), memoryview(parents).cast("Q")
         for word in range(_KEY_WORDS):
             words[_KEY_WORD + word :: _WORDS] = own[word::_KEY_WORDS]
-            words[_PARENT_WORD + word :: _WORDS] = parents[word::_KEY_WORDS]
+            words[_PARENT_WORD + word :: _WORDS] = above[word::_KEY_WORDS]
         words[_PAYLOAD_CHECKSUM_WORD::_WORDS] = memoryview(checksums)
         words[_OFFSET_WORD::_WORDS] = memoryview(offsets)
         self._check_all()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.ids import KEY_BYTES
+from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from master.packed import split_keys
 from master.run import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvstore.hints import Hints
     from master.core import Core
     from master.directory import Stretch, Tree
@@ -35,6 +38,15 @@ def make_holes(
         at = min(start + stretch.count * KEY_BYTES, end)
     above = keys[at - KEY_BYTES : at] if at else parent
     _make(core, tree, above, keys[at:], life, hints)
+
+
+def make_objects(
+    core: Core, tree: Tree, planned: Iterable[bytes], life: Life, hints: Hints
+) -> None:
+    """Make holes of those of these named objects that are not in the tree: a run each."""
+    for key in dict.fromkeys(key for keys in planned for key in split_keys(keys)):
+        if tree.get(key) is None:
+            _make(core, tree, ROOT_PARENT, key, life, hints)
 
 
 def _make(core: Core, tree: Tree, parent: bytes, keys: bytes, life: Life, hints: Hints) -> None:

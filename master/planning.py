@@ -6,19 +6,20 @@ know sessions, waiting or how the answer is sent.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.errors import BadValue
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.ids import KEY_BYTES, NO_PARENT, ROOT_PARENT
 from kvstore.namespace import check_part_sizes
 from kvstore.replica import check_tier
 from kvstore.require import require_replicas, require_ttl
 from kvstore.segment import size_class_of
 from kvstore.wire.messages.common import Outcome
-from kvstore.wire.messages.puts import PageRange, PlanSpan, PutPlans, RefusedRange
+from kvstore.wire.messages.puts import PageRange, PlanSpan, PutChain, PutPlans, RefusedRange
 from master import hinting, placing
-from master.holes import make_holes
+from master.holes import make_holes, make_objects
 from master.packed import NOT_THERE, index_of, split_keys
 from master.plans import Plan, Put, Wanted, reserve
 from master.seconds import check_seconds
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.hints import Hints
-    from kvstore.wire.messages.puts import BeginPut, PutChain
+    from kvstore.wire.messages.puts import BeginPut
     from master.core import Core
     from master.directory import Stretch, Tree
     from master.namespaces import KnownNamespace
@@ -78,10 +79,9 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
             raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
         if index_of(chain.keys, ROOT_PARENT) != NOT_THERE:
             raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
-        if len(chain.parent) != KEY_BYTES:
-            raise BadValue("parent", len(chain.parent), f"{KEY_BYTES} bytes")
-        if opaque and (len(chain.keys) != KEY_BYTES or chain.parent != ROOT_PARENT):
-            raise BadValue("chains", len(chain.keys), "one named object a chain, without a parent")
+        want = 0 if opaque else KEY_BYTES
+        if len(chain.parent) != want:
+            raise BadValue("parent", len(chain.parent), f"{want} bytes: objects have none")
         pages += len(chain.keys) // KEY_BYTES
     if pages > limits.BATCH_PAGES_MAX:
         raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
@@ -118,14 +118,15 @@ class Planner:
         """A job: plan every chain in turn. On BadValue, what was granted is in the put's plans."""
         first = parts = 0
         self._choose_places()
-        for chain in self._message.chains:
+        for chain in chains_of(self._message):
             if parts >= PARTS_PER_STEP:
                 parts = 0
                 yield
                 self._choose_places()
             self._plan_chain(first, chain)
-            first += len(chain.keys) // KEY_BYTES
-            parts += len(self._message.parts)
+            pages = len(chain.keys) // KEY_BYTES
+            first += pages
+            parts += len(self._message.parts) * (1 if chain.parent else pages)
 
     def _choose_places(self) -> None:
         """What is put in one step lies together, as far as there is room: it is one transfer."""
@@ -150,20 +151,23 @@ class Planner:
         if self._is_refused:
             self._refuse_chain(first, chain, Outcome.TOO_FEW_HOSTS)
             return
-        above = tree.get(chain.parent) if chain.parent != ROOT_PARENT else None
-        if above is None and chain.parent != ROOT_PARENT:
+        has_parent = chain.parent not in (NO_PARENT, ROOT_PARENT)
+        above = tree.get(chain.parent) if has_parent else None
+        if above is None and has_parent:
             self._refuse_chain(first, chain, Outcome.PARENT_MISSING)
             return
         found = tree.stretches(chain.keys)
         _check_chain(tree, chain, found)
-        end = found[-1].run if found else above
-        if end is not None:
+        for end in _ends(chain, found, above):
             end.kept_until_s = 0.0  # by an earlier round of the put, which goes on now
         hints = hinting.of_put(self._core, self._message, chain)
         self._use(found, hints)
         plans: list[Plan] = []
         self._is_cut = False
-        for part, part_bytes in zip(parts, self._message.part_bytes, strict=True):
+        sizes = list(zip(parts, self._message.part_bytes, strict=True))
+        if not chain.parent:  # what is left without room has as little of it as can be
+            sizes.sort(key=itemgetter(1))
+        for part, part_bytes in sizes:
             plans += self._plan_part(first, chain, found, part, part_bytes)
         if plans:
             self._take_in(chain, found, plans, hints)
@@ -194,37 +198,40 @@ class Planner:
     def _keep_end(self, chain: PutChain) -> None:
         """Keep the last page of the chain that is in the tree, while its rest waits for room.
 
-        It has no child yet: the victims for the rest would be the pages that the rest hangs on.
+        It has no child yet: the victims for the rest would be the pages that the rest hangs on, or
+        other parts of the objects themselves.
         """
-        found = self._tree.stretches(chain.keys)
-        run = found[-1].run if found else self._tree.get(chain.parent)
-        if run is not None:
-            core = self._core
+        core, found = self._core, self._tree.stretches(chain.keys)
+        above = None if found or not chain.parent else self._tree.get(chain.parent)
+        for run in _ends(chain, found, above):
             run.kept_until_s = min(core.now + self._message.timeout_s, core.lease_end_s())
 
     def _plan_part(
         self, first: int, chain: PutChain, found: list[Stretch], part: int, part_bytes: int
     ) -> list[Plan]:
-        """Grant one part of as many leading pages of the chain as can be."""
+        """Grant one part of as many leading pages of the chain as can be, or of any objects."""
         plans: list[Plan] = []
         pages = len(chain.keys) // KEY_BYTES
         for at, count, standing in _chain_standings(found, part, pages):
+            end = pages if chain.parent else at + count
             if standing == PRESENT:
                 self._present.append(PageRange(first + at, count, part))
             elif standing == IN_PROGRESS:
                 self.blocked_on[chain.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]] = None
-                self._refuse(first + at, pages - at, part, Outcome.IN_PROGRESS)
-                break
+                self._refuse(first + at, end - at, part, Outcome.IN_PROGRESS)
+                if end == pages:
+                    break
             else:
                 keys = chain.keys[at * KEY_BYTES : (at + count) * KEY_BYTES]
-                parent = chain.keys[(at - 1) * KEY_BYTES : at * KEY_BYTES] if at else chain.parent
+                parent = _parent_of(chain, at)
                 made = self._reserve(at, parent, keys, part, part_bytes)
                 plans += made
                 self._spans += [self._span(first, plan) for plan in made]
-                done = sum(map(len, made))
-                if done < count:
-                    self._no_room(first + at + done, pages - at - done, part, part_bytes)
-                    break
+                done = at + sum(map(len, made))
+                if done < at + count:
+                    self._no_room(first + done, end - done, part, part_bytes)
+                    if end == pages:
+                        break
         return plans
 
     def _reserve(
@@ -243,7 +250,7 @@ class Planner:
             plan = reserve(self._put, generation, wanted, segment, parent, keys, at)
             core.plans[generation] = plan
             plans.append(plan)
-            at, parent = at + len(plan), plan.keys[-KEY_BYTES:]
+            at, parent = at + len(plan), plan.keys[-KEY_BYTES:] if parent else NO_PARENT
             keys = keys[len(plan.keys) :]
         return plans
 
@@ -274,9 +281,13 @@ class Planner:
     ) -> None:
         """Have every page that was granted, and those before it, in the tree, with its plans."""
         core, tree = self._core, self._tree
-        granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
-        keys = chain.keys[: granted * KEY_BYTES]
-        make_holes(core, tree, chain.parent, keys, found, core.new_life(self._ttl_s), hints)
+        life = core.new_life(self._ttl_s)
+        if chain.parent:
+            granted = max([plan.page_in_chain + len(plan.states) for plan in plans])
+            keys = chain.keys[: granted * KEY_BYTES]
+            make_holes(core, tree, chain.parent, keys, found, life, hints)
+        else:
+            make_objects(core, tree, [plan.keys for plan in plans], life, hints)
         for plan in plans:
             for stretch in tree.stretches(plan.keys):
                 run = stretch.run
@@ -299,7 +310,7 @@ def _lacks_hosts(core: Core, known: KnownNamespace, message: BeginPut) -> bool:
 def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:
     """Raise BadValue unless the chain's pages hang together as those in the tree do."""
     known = 0
-    for stretch in found:
+    for stretch in found if chain.parent else ():
         at = stretch.first * KEY_BYTES
         claimed = chain.keys[at - KEY_BYTES : at] if at else chain.parent
         run, page = stretch.run, stretch.page
@@ -310,8 +321,35 @@ def _check_chain(tree: Tree, chain: PutChain, found: list[Stretch]) -> None:
         keys = split_keys(chain.keys)
         if len(set(keys)) != len(keys):
             raise BadValue("chains", len(keys), "every page once in a chain")
-        if tree.is_above(keys, chain.parent):
+        if chain.parent and tree.is_above(keys, chain.parent):
             raise BadValue("chains", chain.parent, "a parent that does not hang below the chain")
+
+
+def chains_of(message: BeginPut) -> Iterator[PutChain]:
+    """The chains of a put; objects, of which each has a run of its own, in groups of a step each.
+
+    A plan is of one group at most, so that no seal and no failure of one takes longer, either.
+    """
+    step = PARTS_PER_STEP // len(message.parts) * KEY_BYTES
+    for chain in message.chains:
+        if chain.parent:
+            yield chain
+            continue
+        for at in range(0, len(chain.keys), step):
+            yield PutChain(NO_PARENT, chain.keys[at : at + step])
+
+
+def _ends(chain: PutChain, found: list[Stretch], above: Run | None) -> list[Run]:
+    """Where more of the chain would hang; of objects, all that are in the tree."""
+    if not chain.parent:
+        return [stretch.run for stretch in found]
+    end = found[-1].run if found else above
+    return [] if end is None else [end]
+
+
+def _parent_of(chain: PutChain, page: int) -> bytes:
+    at = page * KEY_BYTES
+    return chain.keys[at - KEY_BYTES : at] if page and chain.parent else chain.parent
 
 
 def _chain_standings(found: list[Stretch], part: int, pages: int) -> Iterator[Standings]:

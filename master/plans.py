@@ -70,7 +70,7 @@ class Put(msgspec.Struct, eq=False):
 
 
 class Plan(msgspec.Struct, eq=False):
-    """Extents of one segment for consecutive pages of one chain and one part.
+    """Extents of one segment for one part of consecutive pages of a chain, or of named objects.
 
     The collector has to know it: it and its put refer to each other when a term ends.
     """
@@ -93,7 +93,8 @@ class Plan(msgspec.Struct, eq=False):
     page_in_chain: int
     """Position of its first page in the chain that was asked for."""
     parent: bytes
-    """Parent's key of its first page; every later page's parent is the page before it."""
+    """Parent's key of its first page; every later page's parent is the page before it. Empty: they
+    are named objects, without parents."""
     token_count: int
     """Of each page."""
     checksums: bytes = b""
@@ -151,6 +152,8 @@ class Plan(msgspec.Struct, eq=False):
 
     def has_parents(self, first: int, parents: bytes) -> bool:
         """Whether these are the parents of the pages from `first` on."""
+        if not self.parent:
+            return not any(parents)
         if first:
             return self.keys.startswith(parents, (first - 1) * KEY_BYTES)
         own = parents[:KEY_BYTES] == self.parent

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES, Generation, PageKey
+from kvstore.page import parents_of
 from kvstore.record import Record, RecordState
 from kvstore.segment import size_class_of
 from kvstore.transfer.memory import address_of
@@ -44,6 +45,7 @@ class DiskPull:
         self._source = source
         self._offsets = array("Q", start.message.offsets)
         self._checksums = array("Q", start.message.checksums)
+        self._parents = parents_of(start.message.parent, start.message.keys)
         self._stride = size_class_of(start.message.part_bytes)
         self._outcomes = bytearray((Outcome.FENCED,)) * len(self._offsets)
         self._is_cancelled = False
@@ -134,7 +136,7 @@ class DiskPull:
             Generation(message.generation), self._segment.incarnation, message.part_bytes,
             self._checksums[page], self._offsets[page], self._start.size_class,
             message.namespace_ordinal,
-            PageKey(keys[at - KEY_BYTES : at] if page else message.parent), message.token_count,
+            PageKey(self._parents[at : at + KEY_BYTES]), message.token_count,
         )  # fmt: skip
         return PartToWrite(record, place[: message.part_bytes])
 

@@ -18,7 +18,7 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue, KVStoreError
 from kvstore.ids import KEY_BYTES, Generation, PageKey
-from kvstore.page import checksum_seeds, growing_checksum, seeded_checksum
+from kvstore.page import checksum_seeds, growing_checksum, parents_of, seeded_checksum
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.transfer.memory import copy_bytes
 from kvstore.wire.messages.common import Outcome
@@ -145,6 +145,7 @@ class ExtentPull(ABC):
         self._source = source
         self._offsets = array("Q", message.offsets)
         self._checksums = array("Q", message.checksums)
+        self._parents = parents_of(message.parent, message.keys)
         self._seeds = checksum_seeds(message.keys, message.part)
         self._outcomes = bytearray((Outcome.FENCED,)) * len(self._seeds)
         self._is_cancelled = False
@@ -214,17 +215,16 @@ class ExtentPull(ABC):
 
     def _records(self, stretch: Stretch, checksums: array[int]) -> RecordBatch:
         message, page = self._start.message, stretch.page
-        at = page * KEY_BYTES
-        keys = message.keys[at : at + stretch.count * KEY_BYTES]
-        parent = message.keys[at - KEY_BYTES : at] if page else message.parent
+        own = slice(page * KEY_BYTES, (page + stretch.count) * KEY_BYTES)
+        keys, parents = message.keys[own], self._parents[own]
         first = Record(
             RecordState.RESERVED, PageKey(keys[:KEY_BYTES]), message.part,
             Generation(message.generation), self._segment.incarnation, message.part_bytes,
             checksums[0], stretch.offset, self._start.size_class, message.namespace_ordinal,
-            PageKey(parent), message.token_count, stored_bytes=message.part_bytes,
+            PageKey(parents[:KEY_BYTES]), message.token_count, stored_bytes=message.part_bytes,
         )  # fmt: skip
         offsets = self._offsets[page : page + stretch.count]
-        return RecordBatch(first, keys, offsets, checksums)
+        return RecordBatch(first, keys, parents, offsets, checksums)
 
     def _fill(self, stretch: Stretch, wanted: list[int]) -> bytes:
         """Copy and hash in groups; an Outcome a page."""

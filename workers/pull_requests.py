@@ -81,8 +81,8 @@ def opened(number: int, session: int, message: Ingest, own: Container[str]) -> R
     if not len(message.offsets) == len(message.checksums) == count * U64_BYTES:
         sizes = len(message.offsets), len(message.checksums)
         raise BadValue("offsets, checksums", sizes, f"{count * U64_BYTES} bytes for {count} keys")
-    if len(message.parent) != KEY_BYTES:
-        raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes")
+    if len(message.parent) not in (0, KEY_BYTES):
+        raise BadValue("parent", len(message.parent), f"{KEY_BYTES} bytes, or none of objects")
     if not 0 <= message.part < limits.PARTS_MAX:
         raise BadValue("part", message.part, f"0 to {limits.PARTS_MAX - 1}")
     if not 0 <= message.token_count <= limits.TOKENS_PER_PAGE_MAX:

@@ -16,6 +16,7 @@ import msgspec
 from kvstore import limits
 from kvstore.errors import BadValue, OutOfSpace
 from kvstore.ids import KEY_BYTES
+from kvstore.page import parents_of
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import Ingest, Sealed, SealedNoted
@@ -319,7 +320,7 @@ def _sealed_message(request: Request, pages: Sequence[int]) -> Sealed:
     whole = Sealed(
         ingest.segment, ingest.incarnation, ingest.generation, ingest.namespace_ordinal,
         ingest.part, ingest.part_bytes, ingest.token_count,
-        ingest.parent + ingest.keys[:-KEY_BYTES], ingest.keys, ingest.offsets, ingest.checksums,
+        parents_of(ingest.parent, ingest.keys), ingest.keys, ingest.offsets, ingest.checksums,
     )  # fmt: skip
     return whole if len(pages) == len(request.outcomes) else _only(whole, pages)
 

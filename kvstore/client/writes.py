@@ -22,7 +22,7 @@ from kvstore.client.part_progress import PENDING, STORED, PageState, PartProgres
 from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
 from kvstore.hints import Hints
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.ids import KEY_BYTES, NO_PARENT
 from kvstore.page import PageChain
 from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
 from kvstore.wire.messages.common import Outcome
@@ -155,15 +155,11 @@ class _Batch:
         )
 
     def _chains(self, stretches: list[tuple[int, int]]) -> tuple[PutChain, ...]:
-        if self.request.opened.namespace.is_opaque:
-            # Named objects have no order: each is a chain of its own.
-            return tuple(
-                PutChain(ROOT_PARENT, self.chain.key(page)) for page in _pages_of(stretches)
-            )
+        is_opaque = self.request.opened.namespace.is_opaque
         chains: list[PutChain] = []
         for start, stop in stretches:
             piece = self.chain.slice(start, stop)
-            chains.append(PutChain(piece.parent, piece.packed))
+            chains.append(PutChain(NO_PARENT if is_opaque else piece.parent, piece.packed))
         return tuple(chains)
 
     def was_refused(self) -> bool:
@@ -349,7 +345,7 @@ def _span(
         part=plan.part,
         part_bytes=part.source.part_bytes,
         token_count=opened.namespace.layout.page_tokens,
-        parent=ROOT_PARENT if opened.namespace.is_opaque else batch.chain.parent_of(first),
+        parent=NO_PARENT if opened.namespace.is_opaque else batch.chain.parent_of(first),
         keys=batch.chain.packed[first * KEY_BYTES : stop * KEY_BYTES],
         offsets=plan.offsets,
         places=part.source.places[batch.first + first : batch.first + stop],

@@ -39,6 +39,7 @@ class IngestSpan(msgspec.Struct, frozen=True, gc=False):
     part_bytes: int
     token_count: int
     parent: bytes
+    """As in Ingest."""
     keys: bytes
     offsets: bytes
     places: tuple[int, ...]
@@ -51,7 +52,9 @@ class IngestSpan(msgspec.Struct, frozen=True, gc=False):
         """Pages [start, stop) as a span of their own."""
         if stop - start == len(self.places):
             return self
-        parent = self.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES] if start else self.parent
+        parent = self.parent
+        if start and parent:
+            parent = self.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES]
         return msgspec.structs.replace(
             self,
             parent=parent,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.ids import Generation, PageKey
 from kvstore.limits import put_timeout_s
-from kvstore.page import payload_checksum
+from kvstore.page import parents_of, payload_checksum
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import BufferSource, ExtentSource, PeerSource, StreamSource
@@ -76,6 +76,7 @@ class PullRun:
         self._call = call
         self._peer = peer
         self._keys = keys_of(start.message.keys)
+        self._parents = keys_of(parents_of(start.message.parent, start.message.keys))
         self._offsets = array("Q", start.message.offsets)
         self._checksums = array("Q", start.message.checksums)
         self.arrived: dict[tuple[int, int], bytes] = {}
@@ -162,14 +163,15 @@ class PullRun:
             RecordState.RESERVED, PageKey(self._keys[page]), message.part,
             Generation(message.generation), self.memory.incarnation, message.part_bytes,
             self._checksums[page], each.offset, self.start.size_class, message.namespace_ordinal,
-            PageKey(self._keys[page - 1] if page else message.parent), message.token_count,
+            PageKey(self._parents[page]), message.token_count,
             stored_bytes=message.part_bytes,
         )  # fmt: skip
 
     def _batch(self, each: Stretch) -> RecordBatch:
         page = each.page
         return RecordBatch(
-            self.record_of(each), self._keys[page], self._offsets[page : page + 1],
+            self.record_of(each), self._keys[page], self._parents[page],
+            self._offsets[page : page + 1],
             self._checksums[page : page + 1],
         )  # fmt: skip
 

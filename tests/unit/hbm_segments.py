@@ -6,7 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from kvstore.ids import KEY_BYTES, ROOT_PARENT, Generation, PageKey, SegmentId
-from kvstore.page import checksum_seeds
+from kvstore.page import checksum_seeds, parents_of
 from kvstore.record import Record, RecordBatch, RecordState
 from kvstore.segment import size_class_of
 from kvstore.transfer.memory import Memory
@@ -61,7 +61,10 @@ def put(
             PageKey(pages.keys[first - 1]) if first else ROOT_PARENT, 64, stored_bytes=size,
         )  # fmt: skip
         own = keys[first * KEY_BYTES : stop * KEY_BYTES]
-        batch = RecordBatch(record, own, pages.offsets[first:stop], pages.checksums[first:stop])
+        batch = RecordBatch(
+            record, own, parents_of(record.parent, own), pages.offsets[first:stop],
+            pages.checksums[first:stop],
+        )  # fmt: skip
         segment.records.require(stretch, size_class)
         segment.records.write(stretch, batch, 0, stretch.count)
         extents = Extents(stretch.offset, stretch.count, size_class, size)

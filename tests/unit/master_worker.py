@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvstore.ids import KEY_BYTES, Generation, Incarnation, PageKey
+from kvstore.page import parents_of
 from kvstore.record import Record, RecordState, chunk_digest, pack_record
 from kvstore.segment import Geometry, size_class_of
 from kvstore.wire.messages.common import Address, Outcome
@@ -121,23 +122,23 @@ class FakeSegment:
         token_count: int = PAGE_TOKENS,
     ) -> Sealed | None:
         """Pull a plan's pages; the report to send, None when the fence is in the way."""
-        offsets, parents = array("Q", span.offsets), parent + keys[:-KEY_BYTES]
+        offsets, parents = array("Q", span.offsets), parents_of(parent, keys)
         if any(self.fenced.get(offset, 0) >= span.generation for offset in offsets):
             return None
         checksums = array("Q")
         for i, offset in enumerate(offsets):
-            key = keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
+            own = slice(i * KEY_BYTES, (i + 1) * KEY_BYTES)
+            key = keys[own]
             checksum = int.from_bytes(key[:8], "little") ^ span.part
             held = self.records.get(offset)
             assert held is None or held.generation == span.generation, "overwrites a page"
             self.records[offset] = Record(
                 RecordState.SEALED, PageKey(key), span.part, Generation(span.generation),
                 Incarnation(self.incarnation), part_bytes, checksum, offset,
-                size_class or size_class_of(part_bytes), ordinal, PageKey(parent), token_count,
-                stored_bytes=size_class,
+                size_class or size_class_of(part_bytes), ordinal, PageKey(parents[own]),
+                token_count, stored_bytes=size_class,
             )  # fmt: skip
             checksums.append(checksum)
-            parent = key
         return Sealed(
             self.segment, self.incarnation, span.generation, ordinal, span.part, part_bytes,
             token_count, parents, keys, span.offsets, checksums.tobytes(),

@@ -8,7 +8,7 @@ from kvstore.client.namespaces import OpenedNamespace
 from kvstore.client.outcomes import AlreadyThere, Refused, RefusedReason, Stored
 from kvstore.client.steps import drive
 from kvstore.client.writes import PartSource, PutRequest, put_steps
-from kvstore.ids import ROOT_PARENT
+from kvstore.ids import NO_PARENT
 from kvstore.namespace import NAME_PART, opaque
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.puts import PageRange, RefusedRange
@@ -23,16 +23,17 @@ BUSY: Final = RefusedRange(0, 1, NAME_PART, Outcome.IN_PROGRESS, 0.05)
 """Another writer has the name open."""
 
 
-def test_named_objects_are_chains_of_their_own() -> None:
+def test_named_objects_are_asked_for_together_and_have_no_parents() -> None:
     space = OpenedNamespace(opaque("tests", "objects"), 3)
     chain = space.names([b"a", b"b"])
-    script = Script().will(plans(plan(0, 1, 1), plan(1, 1, 2, at=1)))
+    script = Script().will(plans(plan(0, 2, 1)))
     script.fill(chain, (0, SIZE), SIZE)
     request = PutRequest(space, chain, (PartSource(0, SIZE, (0, SIZE)),), script.clock.now_s() + 10)
     assert drive(put_steps(request, script.clock, script.new_id), script) == [Stored()] * 2
     begin = begin_put(script.asked[0])
-    assert [(c.parent, c.keys) for c in begin.chains] == [(ROOT_PARENT, key) for key in chain]
-    assert [span.parent for span in script.ingested] == [ROOT_PARENT] * 2
+    assert [(c.parent, c.keys) for c in begin.chains] == [(NO_PARENT, chain.packed)]
+    (span,) = script.ingested
+    assert [span.parent, span.cut(1, 2).parent] == [NO_PARENT] * 2
 
 
 def put_one(script: Script) -> PutOutcome:

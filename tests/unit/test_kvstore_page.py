@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import BadValue
-from kvstore.ids import KEY_BYTES, ROOT_PARENT, NamespaceId, PageKey
+from kvstore.ids import KEY_BYTES, NO_PARENT, ROOT_PARENT, NamespaceId, PageKey
 from kvstore.namespace import NAME_PART_BYTES
 from kvstore.page import (
     NAME_BYTES_MAX,
@@ -22,6 +22,7 @@ from kvstore.page import (
     name_key,
     packed_name,
     page_key,
+    parents_of,
     payload_checksum,
     unpacked_name,
 )
@@ -168,3 +169,9 @@ def test_a_name_that_cannot_be_kept_is_refused() -> None:
         packed_name(bytes(NAME_BYTES_MAX + 1))
     with pytest.raises(BadValue, match="name: got 65535, want at most 1022"):
         unpacked_name(b"\xff" * NAME_PART_BYTES)
+
+
+def test_parents_are_the_pages_before_or_the_root_of_objects() -> None:
+    first, second, above = bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32
+    assert parents_of(above, first + second) == above + first
+    assert parents_of(NO_PARENT, first + second) == ROOT_PARENT * 2

@@ -86,21 +86,30 @@ def test_nothing_damaged_gets_a_new_life(record: Record, bit: int) -> None:
     assert in_new_life(bytes(packed), 7) is None
 
 
-@given(records, st.lists(st.tuples(keys, u64, u64), max_size=5), st.sampled_from(RecordState))
+@given(
+    records,
+    st.lists(st.tuples(keys, u64, u64), max_size=5),
+    st.lists(keys, min_size=5, max_size=5),
+    st.sampled_from(RecordState),
+)
 def test_a_batch_is_its_records_packed_one_by_one(
-    first: Record, others: list[tuple[PageKey, int, int]], state: RecordState
+    first: Record,
+    others: list[tuple[PageKey, int, int]],
+    above: list[PageKey],
+    state: RecordState,
 ) -> None:
     rows = [(first.key, first.offset, first.checksum), *others]
+    parents = [first.parent, *(parent for _, parent in zip(rows[1:], above, strict=False))]
     batch = RecordBatch(
         first,
         b"".join(key for key, _, _ in rows),
+        b"".join(parents),
         array("Q", (offset for _, offset, _ in rows)),
         array("Q", (checksum for _, _, checksum in rows)),
     )
-    parents = [first.parent, *(key for key, _, _ in rows)]
     singles = [
         msgspec.structs.replace(first, key=key, parent=parent, offset=offset, checksum=checksum)
-        for (key, offset, checksum), parent in zip(rows, parents, strict=False)
+        for (key, offset, checksum), parent in zip(rows, parents, strict=True)
     ]
     assert batch.packed(0, len(rows)) == b"".join(map(pack_record, singles))
     batch.restate(state)

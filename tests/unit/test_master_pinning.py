@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.ids import KEY_BYTES, NO_PARENT, ROOT_PARENT
 from kvstore.namespace import NAME_PART_BYTES, Layout, opaque, open_layout
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.pins import (
@@ -212,7 +212,7 @@ def test_a_pinned_object_counts_with_its_kept_name() -> None:
     named = opaque(TENANT, "objects", keeps_names=True)
     opened = pool.rig.ask(pool.rig.engine, OpenNamespace(named.content, named.layout))
     key, sizes = chain(7, 1), (3 * PAGE, NAME_PART_BYTES)
-    put = BeginPut(bytes(16), named.id, (PutChain(ROOT_PARENT, key),), (0, 1), sizes, 5.0)
+    put = BeginPut(bytes(16), named.id, (PutChain(NO_PARENT, key),), (0, 1), sizes, 5.0)
     plans = pool.rig.ask(pool.rig.engine, put)
     assert isinstance(plans, PutPlans)
     assert isinstance(opened, NamespaceOpened)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
-from kvstore.ids import KEY_BYTES, ROOT_PARENT, epoch_of
+from kvstore.ids import KEY_BYTES, NO_PARENT, ROOT_PARENT, epoch_of
 from kvstore.namespace import NAME_PART_BYTES, Layout, opaque, open_layout
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.common import Outcome
@@ -160,15 +160,16 @@ def test_named_objects_have_one_part_and_no_parent(rig: Rig) -> None:
     named = opaque(TENANT, "objects")
     opened = rig.ask(rig.engine, OpenNamespace(named.content, named.layout))
     assert isinstance(opened, NamespaceOpened)
-    chains = PutChain(ROOT_PARENT, chain(1, 1)), PutChain(ROOT_PARENT, chain(2, 1))
-    message = BeginPut(bytes(16), named.id, chains, (0,), (5000,), 5.0)
+    keys = chain(1, 1) + chain(2, 1)
+    message = BeginPut(bytes(16), named.id, (PutChain(NO_PARENT, keys),), (0,), (5000,), 5.0)
     plans = rig.ask(rig.engine, message)
     assert isinstance(plans, PutPlans)
-    assert granted(plans) == [(0, 1, 0), (1, 1, 0)]
+    assert granted(plans) == [(0, 2, 0)]
     for wrong in (
         msgspec.structs.replace(message, parts=(1,)),
         msgspec.structs.replace(message, chains=(PutChain(ROOT_PARENT, chain(1, 2)),)),
         msgspec.structs.replace(message, chains=(PutChain(chain(1, 1), chain(2, 1)),)),
+        msgspec.structs.replace(message, chains=(PutChain(NO_PARENT, chain(3, 1) * 2),)),
     ):
         wrong = msgspec.structs.replace(wrong, request=b"another request.")
         assert failure(rig.ask(rig.engine, wrong)).code == "bad_value"
@@ -177,11 +178,11 @@ def test_named_objects_have_one_part_and_no_parent(rig: Rig) -> None:
 def test_an_object_and_its_kept_name_are_put_together(rig: Rig) -> None:
     named = opaque(TENANT, "objects", keeps_names=True)
     rig.ask(rig.engine, OpenNamespace(named.content, named.layout))
-    chains = PutChain(ROOT_PARENT, chain(1, 1)), PutChain(ROOT_PARENT, chain(2, 1))
+    chains = (PutChain(NO_PARENT, chain(1, 1) + chain(2, 1)),)
     message = BeginPut(bytes(16), named.id, chains, (0, 1), (5000, NAME_PART_BYTES), 5.0)
     plans = rig.ask(rig.engine, message)
     assert isinstance(plans, PutPlans)
-    assert sorted(granted(plans)) == [(0, 1, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1)]
+    assert granted(plans) == [(0, 2, 1), (0, 2, 0)], "the small part first"
     alone = msgspec.structs.replace(message, parts=(0,), part_bytes=(5000,), request=b"r" * 16)
     assert "all of an object in one put" in failure(rig.ask(rig.engine, alone)).text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import limits
-from kvstore.ids import KEY_BYTES, ROOT_PARENT
+from kvstore.ids import KEY_BYTES, NO_PARENT
 from kvstore.namespace import opaque
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
@@ -276,9 +276,7 @@ def test_objects_are_listed_in_the_order_of_their_keys(
     named = opaque(TENANT, "objects")
     rig.ask(rig.engine, OpenNamespace(named.content, named.layout))
     keys = [chain(seed, 1) for seed in range(6)]
-    put = BeginPut(
-        bytes(16), named.id, tuple(PutChain(ROOT_PARENT, key) for key in keys), (0,), (5000,), 5.0
-    )
+    put = BeginPut(bytes(16), named.id, (PutChain(NO_PARENT, b"".join(keys)),), (0,), (5000,), 5.0)
     assert isinstance(rig.ask(rig.engine, put), PutPlans)
     monkeypatch.setattr(limits, "BATCH_PAGES_MAX", 4)
     first = rig.ask(rig.engine, ListObjects(named.id))

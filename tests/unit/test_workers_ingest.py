@@ -7,11 +7,13 @@ from array import array
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import BadValue
+from kvstore.ids import NO_PARENT, ROOT_PARENT
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from tests.unit.worker_scripts import CHUNK, PAGE, generation
@@ -82,6 +84,14 @@ def test_a_pull_copies_verifies_and_seals(segment: DramSegment) -> None:
         assert (record.offset, record.size_class) == (OFFSETS[i], PAGE)
         assert (record.payload_bytes, record.stored_bytes, record.token_count) == (PAGE, PAGE, 64)
         assert record.parent == (pages.keys[i - 1] if i else bytes(32))
+
+
+def test_named_objects_are_recorded_without_parents(segment: DramSegment) -> None:
+    pages = Pages(OFFSETS)
+    start = pages.start(segment)
+    objects = msgspec.structs.replace(start.message, parent=NO_PARENT)
+    Pull(segment, msgspec.structs.replace(start, message=objects), Given(pages)).run()
+    assert [r.parent for r in pages.records(segment) if r is not None] == [ROOT_PARENT] * 4
 
 
 def test_records_are_reserved_before_the_first_byte_and_sealed_after_the_last(

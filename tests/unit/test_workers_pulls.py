@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvstore import limits
+from kvstore.ids import NO_PARENT, ROOT_PARENT
 from kvstore.record import RecordState
 from kvstore.wire.messages.common import Outcome
 from kvstore.wire.messages.hello import Done, Failure
@@ -56,6 +57,15 @@ def test_a_put_is_pulled_reported_and_only_then_answered() -> None:
     answer = one(script.note(report, bytes(3)), events.AnswerIngest)
     assert answer == events.AnswerIngest(request, 1, bytes(3))
     assert script.chunk().states.count(RecordState.SEALED) == 3
+
+
+def test_named_objects_are_reported_without_parents() -> None:
+    script = Script().serve()
+    message = msgspec.structs.replace(ingest(THREE, 5), parent=NO_PARENT)
+    _, actions = script.ask(message)
+    report = one(script.finish(one(actions, events.StartPull)), events.CallMaster)
+    assert isinstance(report.message, Sealed)
+    assert (report.message.parents, report.message.keys) == (ROOT_PARENT * 3, message.keys)
 
 
 def test_extents_apart_are_separate_stretches_in_page_order() -> None:

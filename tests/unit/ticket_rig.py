@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from kvstore.ids import ROOT_PARENT
+from kvstore.ids import NO_PARENT, ROOT_PARENT
 from kvstore.namespace import tails
 from kvstore.wire.messages import tickets as wire
 from kvstore.wire.messages.hello import Done
@@ -161,7 +161,7 @@ class Fleet:
     def put_tail(self, seed: int = 99) -> bytes:
         """An object as a prefill worker leaves it; its key."""
         key, rig = chain(seed, 1), self.rig
-        chains = (PutChain(ROOT_PARENT, key),)
+        chains = (PutChain(NO_PARENT, key),)
         request = b"tail %11d" % seed
         plans = self.ask(
             BeginPut(request, self.tails.id, chains, (0,), (4096,), 5.0, False, 60.0), PutPlans

@@ -11,7 +11,10 @@ from kvstore.wire.messages.stripes import StripedPage
 
 
 class PutChain(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Consecutive pages: 32 bytes a key, each the parent of the next."""
+    """Consecutive pages: 32 bytes a key, each the parent of the next.
+
+    With an empty `parent`: named objects of an opaque namespace, in any order.
+    """
 
     parent: bytes
     keys: bytes
@@ -159,7 +162,8 @@ class Ingest(Message, frozen=True, tag=35):
     """Bytes of each extent: part_bytes rounded up to 4 KiB, or less where pages lie encoded."""
     token_count: int
     parent: bytes
-    """Parent key of the first page; every later page's parent is the page before it."""
+    """Parent key of the first page; every later page's parent is the page before it. Empty: these
+    are named objects, without parents."""
     keys: bytes
     offsets: bytes
     checksums: bytes
