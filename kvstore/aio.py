@@ -13,6 +13,7 @@ from kvstore.client import checks
 from kvstore.client.async_connected import AsyncConnected, in_thread
 from kvstore.client.calls import check_source
 from kvstore.client.locations import (
+    give_back_steps,
     hint_steps,
     lookup_steps,
     match_steps,
@@ -194,9 +195,12 @@ class AsyncKVStore(AsyncConnected):
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        lease_id: int = 0,
     ) -> Match:
         """See KVStore.match_prefix."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(
+            opened, chain, timeout_s, parts, lease=lease, hints=hints, lease_id=lease_id
+        )
         return await self._run(match_steps(query, self._calls.clock))
 
     async def lookup(
@@ -208,10 +212,25 @@ class AsyncKVStore(AsyncConnected):
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        lease_id: int = 0,
     ) -> Found:
         """See KVStore.lookup."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(
+            opened, chain, timeout_s, parts, lease=lease, hints=hints, lease_id=lease_id
+        )
         return await self._run(lookup_steps(query, self._calls.clock))
+
+    async def give_back_lease(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        lease_id: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See KVStore.give_back_lease."""
+        query = self._calls.query(opened, chain, timeout_s, lease_id=lease_id)
+        await self._run(give_back_steps(query, self._calls.clock))
 
     async def hint(
         self,

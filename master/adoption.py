@@ -266,7 +266,7 @@ def _hang(
     segment, count = piece.segment, len(keys) // KEY_BYTES
     for run in fill(core, tree, keys, piece):
         # Leases of an earlier master or registration may run (I9).
-        run.leased_until_s = max(run.leased_until_s, segment.free_not_before_s)
+        run.lease(segment.free_not_before_s)
         if stored is not None:
             run.expires_s = max(run.expires_s, life.expires_s)
             run.replicas = max(run.replicas, stored.replicas)

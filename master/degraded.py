@@ -146,7 +146,7 @@ def shard(number: int, standing: Standing, copy: Copy, indexes: dict[Segment, in
 
 def _lease(run: Run, until_s: float) -> None:
     """It stays where it is so long; that is no use of it."""
-    run.leased_until_s = max(run.leased_until_s, until_s)
+    run.lease(until_s)
 
 
 def lease(core: Core, run: Run, pages: range, until_s: float) -> None:

@@ -184,6 +184,8 @@ class Tree:
         assert 0 < page < pages, (page, pages)
         other = _copied(run, run.parent, run.keys)
         other.leased_until_s = run.leased_until_s
+        other.lapsing_until_s = run.lapsing_until_s
+        other.leases = run.leases and dict(run.leases)
         other.read_until_s = run.read_until_s
         other.kept_until_s = run.kept_until_s
         head, tail = (run, other) if 2 * page >= pages else (other, run)

@@ -180,6 +180,9 @@ def _check_copies(core: Core) -> dict[Place, bytes]:
         for copy in run.copies:
             if copy.segment is not core.stripes.place:
                 _collect(places, run, copy)
+        ends_s = [run.lapsing_until_s, *(run.leases or {}).values()]
+        if run.leased_until_s != max(ends_s):
+            raise InvariantBroken(f"I9: a run kept until {run.leased_until_s}, leased {ends_s}")
         if run.mask_version == core.version and run.mask != run.fresh_mask(parts):
             raise InvariantBroken(f"I15: stale mask of a run of {len(run)} pages")
     return places

@@ -244,7 +244,7 @@ def _end_lease(core: Core, move: Move, *, is_over: bool) -> None:
     for stretch in core.tree(plan.namespace).stretches(plan.keys):
         run = stretch.run
         if not is_over:
-            run.leased_until_s = max(run.leased_until_s, move.leased_until_s)
+            run.lease(move.leased_until_s)
         reading = [other.leased_until_s for other in others if _is_of(other.plan, run)]
         run.read_until_s = max(reading, default=0.0)
 

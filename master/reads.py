@@ -17,6 +17,7 @@ from kvstore.ids import KEY_BYTES, short
 from kvstore.replica import Tier, check_tier
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveBackLease,
     GiveHints,
     LeaseRenewed,
     ListObjects,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from kvstore.hints import Hints
     from master.core import Core
     from master.namespaces import KnownNamespace
-    from master.run import Copy, Run
+    from master.run import Copy, LeaseId, Run
     from master.segments import Segment
     from master.sessions import Caller
 
@@ -163,9 +164,24 @@ def asked_namespace(core: Core, caller: Caller, namespace: bytes, keys: bytes) -
     return known
 
 
-def _lease(core: Core, run: Run, until_s: float, hints: Hints = NO_HINTS) -> None:
+def give_back_lease(core: Core, caller: Caller, message: GiveBackLease) -> None:
+    """Answer Done; what nobody else has a lease on may go from now on."""
+    known = asked_namespace(core, caller, message.namespace, message.keys)
+    lease = caller.session.id, message.lease_id
+    for stretch in known.tree.stretches(message.keys):
+        stretch.run.give_back(lease)
+    core.reply(caller, Done())
+
+
+def _lease(
+    core: Core,
+    run: Run,
+    until_s: float,
+    hints: Hints = NO_HINTS,
+    lease: LeaseId | None = None,
+) -> None:
     """Note an access, with a lease unless `until_s` is 0."""
-    run.leased_until_s = max(run.leased_until_s, until_s)
+    run.lease(until_s, lease)
     core.touch(run, hints)
     if run.thinned and until_s:
         core.replication.note_used(core, run)
@@ -218,8 +234,9 @@ def _answer_located(
     ttl_s, until_s = 0.0, 0.0
     if message.lease:
         ttl_s, until_s = core.tunables.lease_ttl_s, core.lease_end_s()
+    lease = (caller.session.id, message.lease_id) if message.lease_id else None
     for stretch, told in zip(found, hinting.for_each(tree, found, hints), strict=True):
-        _lease(core, stretch.run, until_s, told)
+        _lease(core, stretch.run, until_s, told, lease)
         tiering.note_hits(core, tree.parts, stretch, is_leased=message.lease)
         runs += _located_runs(core, stretch, message.parts, indexes, until_s)
     if message.lease:

@@ -12,6 +12,7 @@ import msgspec
 
 from kvstore import limits
 from kvstore.ids import KEY_BYTES
+from master.events import SessionId
 from master.packed import WORD, index_of, words
 from master.plans import Plan
 from master.segments import Segment
@@ -20,9 +21,15 @@ from master.wheel import NOWHERE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+LeaseId = tuple[SessionId, int]
+"""Whose lease it is, and the number that it has there."""
 _ONES: Final = tuple(b"\1" * count for count in range(limits.RUN_PAGES_MAX + 1))
 NEVER: Final = -1
 """Version of a readable mask that was never made."""
+
+
+LEASES_MAX: Final = 8
+"""Leases of one run that can be given back; with more at a time the oldest lapse."""
 
 
 class Copy(msgspec.Struct, gc=False, eq=False):
@@ -103,6 +110,10 @@ class Run(msgspec.Struct, gc=False, eq=False):
     """Which eviction policy gave it those numbers (master/eviction.py)."""
     leased_until_s: float = 0.0
     """When the last lease has ended and the margin is over (I9)."""
+    lapsing_until_s: float = 0.0
+    """When the last of those has ended that nobody can give back."""
+    leases: dict[LeaseId, float] | None = None
+    """The others, oldest first, with their ends; some may have passed."""
     read_until_s: float = 0.0
     """When the copies that are under way read it no more (I35)."""
     kept_until_s: float = 0.0
@@ -139,6 +150,24 @@ class Run(msgspec.Struct, gc=False, eq=False):
     def key(self, page: int) -> bytes:
         """Key of one page."""
         return self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+
+    def lease(self, until_s: float, lease: LeaseId | None = None) -> None:
+        """Keep its extents until then (I9), or until this lease is given back; 0 is no lease."""
+        self.leased_until_s = max(self.leased_until_s, until_s)
+        if lease is None or not until_s:
+            self.lapsing_until_s = max(self.lapsing_until_s, until_s)
+            return
+        leases = self.leases = self.leases or {}
+        leases.pop(lease, None)
+        leases[lease] = until_s
+        if len(leases) > LEASES_MAX:
+            self.lapsing_until_s = max(self.lapsing_until_s, leases.pop(next(iter(leases))))
+
+    def give_back(self, lease: LeaseId) -> None:
+        """End this lease, if it is one; the others go on (I9)."""
+        if self.leases and self.leases.pop(lease, None) is not None:
+            self.leased_until_s = max([self.lapsing_until_s, *self.leases.values()])
+            self.leases = self.leases or None
 
     @property
     def free_from_s(self) -> float:

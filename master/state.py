@@ -32,6 +32,7 @@ from kvstore.wire.messages.pins import ListPins, PinPages, UnpinPages
 from kvstore.wire.messages.puts import AbortPut, BeginPut, Sealed
 from kvstore.wire.messages.reads import (
     GetStatus,
+    GiveBackLease,
     GiveHints,
     ListObjects,
     Lookup,
@@ -161,6 +162,7 @@ def _handlers() -> _Handlers:
     on(Probe, reads.probe)
     on(ListObjects, reads.list_objects)
     on(RenewLease, reads.renew_lease)
+    on(GiveBackLease, reads.give_back_lease)
     on(ReportSuspect, suspects.report_suspect)
     on(Remove, removal.remove)
     on(GetStatus, status.get_status)

@@ -146,11 +146,14 @@ class Calls:
         *,
         lease: bool = True,
         hints: Hints | None = None,
+        lease_id: int = 0,
     ) -> Query:
         """A question about a chain's pages."""
         wanted = checks.check_query(opened, chain, parts, lease)
         checks.check_hints(hints)
-        return Query(opened, chain, self.deadline_s(timeout_s), wanted, lease, hints)
+        checks.check_lease_id(lease_id)
+        deadline_s = self.deadline_s(timeout_s)
+        return Query(opened, chain, deadline_s, wanted, lease, hints, lease_id)
 
     def put_request(
         self,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.writes import PutWishes
 
+LEASE_ID_MAX: Final = (1 << 63) - 1
 _KEY: Final = Struct(f"{KEY_BYTES}s")
 
 
@@ -114,6 +115,14 @@ def check_query(
         if not 0 <= part <= last:
             raise BadValue("parts", part, want)
     return found
+
+
+def check_lease_id(lease_id: int) -> None:
+    """A number of 63 bits."""
+    want = f"0 to {LEASE_ID_MAX}"
+    require("lease_id", lease_id, int, want)
+    if not 0 <= lease_id <= LEASE_ID_MAX:
+        raise BadValue("lease_id", lease_id, want)
 
 
 def check_pages(opened: OpenedNamespace, chain: PageChain) -> None:

@@ -18,6 +18,7 @@ from kvstore.require import require
 from kvstore.transfer.transport import COLUMN_BYTES
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveBackLease,
     GiveHints,
     ListObjects,
     Located,
@@ -51,6 +52,8 @@ class Query(msgspec.Struct, frozen=True):
     """Parts whose places are wanted; empty for all."""
     lease: bool = True
     hints: Hints | None = None
+    lease_id: int = 0
+    """A number under which the leases can be given back; 0: they lapse."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -201,7 +204,9 @@ def match_steps(query: Query, clock: Clock) -> Steps[Match]:
     readable = b""
     for first, keys in batches(query.chain):
         sent_at_s = clock.now_s()
-        question = MatchPrefix(namespace, keys, query.parts, query.lease, query.hints)
+        question = MatchPrefix(
+            namespace, keys, query.parts, query.lease, query.hints, query.lease_id
+        )
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         found = check_located(located, len(keys) // KEY_BYTES, query.opened.namespace)
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
@@ -219,11 +224,18 @@ def lookup_steps(query: Query, clock: Clock) -> Steps[Found]:
     readable: list[bytes] = []
     for first, keys in batches(query.chain):
         sent_at_s = clock.now_s()
-        question = Lookup(namespace, keys, query.parts, query.lease, query.hints)
+        question = Lookup(namespace, keys, query.parts, query.lease, query.hints, query.lease_id)
         located = yield from ask(question, Located, query.deadline_s - sent_at_s)
         readable.append(check_located(located, len(keys) // KEY_BYTES, query.opened.namespace))
         pieces.append(Piece.of(first, located, sent_at_s, query.lease))
     return Found(query.opened, query.chain, query.parts, tuple(pieces), b"".join(readable))
+
+
+def give_back_steps(query: Query, clock: Clock) -> Steps[None]:
+    """Tell the master that nothing is read any more under a lease."""
+    for _, keys in batches(query.chain):
+        told = GiveBackLease(query.opened.namespace.id, keys, query.lease_id)
+        yield from ask(told, Done, query.deadline_s - clock.now_s())
 
 
 def probe_steps(query: Query, clock: Clock) -> Steps[list[bool]]:

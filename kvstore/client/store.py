@@ -13,6 +13,7 @@ from kvstore.client import checks
 from kvstore.client.calls import check_source
 from kvstore.client.connected import Connected
 from kvstore.client.locations import (
+    give_back_steps,
     hint_steps,
     lookup_steps,
     match_steps,
@@ -241,13 +242,17 @@ class KVStore(Connected):
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        lease_id: int = 0,
     ) -> Match:
         """The longest prefix of the chain in the pool, leased so that it can be read.
 
         `parts` narrows what is located to the parts that will be read; a page is found only when
-        all its parts are there either way. `hints` as in `put`.
+        all its parts are there either way. `hints` as in `put`. With a `lease_id`, any number but
+        0, `give_back_lease` can end these leases, and those of other lookups with it, early.
         """
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(
+            opened, chain, timeout_s, parts, lease=lease, hints=hints, lease_id=lease_id
+        )
         return self._run(match_steps(query, self._calls.clock))
 
     def lookup(
@@ -259,10 +264,29 @@ class KVStore(Connected):
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
         hints: Hints | None = None,
+        lease_id: int = 0,
     ) -> Found:
         """Every page of the chain that is in the pool, also beyond a gap; else as match_prefix."""
-        query = self._calls.query(opened, chain, timeout_s, parts, lease=lease, hints=hints)
+        query = self._calls.query(
+            opened, chain, timeout_s, parts, lease=lease, hints=hints, lease_id=lease_id
+        )
         return self._run(lookup_steps(query, self._calls.clock))
+
+    def give_back_lease(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        lease_id: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Say that nothing is read any more under the leases that were taken as `lease_id`.
+
+        Pages that nobody else has a lease on may make room at once instead of when it would have
+        ended; without this call they all lapse by themselves.
+        """
+        query = self._calls.query(opened, chain, timeout_s, lease_id=lease_id)
+        self._run(give_back_steps(query, self._calls.clock))
 
     def hint(
         self,

@@ -8,6 +8,7 @@ waits. Asking changes nothing but the age of what is known.
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ class Lookups:
         if known is None or known.knowledge is Knowledge.FAILED:
             return None
         return known.held
+
+    def leases_ended(self, request: str) -> None:
+        """What was leased for it is so no more: it is asked for anew before it is promised."""
+        known = self._known.get(request)
+        if known is not None:
+            known.known_s = -inf
 
     def load_failed(self, request: str, now_s: float) -> None:
         """What was promised did not come: never ask for this request again."""

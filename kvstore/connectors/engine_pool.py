@@ -49,6 +49,7 @@ class EngineStore(Protocol):
         *,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        lease_id: int = 0,
     ) -> Match:
         """Find and lease the longest run of leading pages."""
         ...
@@ -60,8 +61,20 @@ class EngineStore(Protocol):
         *,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        lease_id: int = 0,
     ) -> Found:
         """Find and lease every page that is there."""
+        ...
+
+    def give_back_lease(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        lease_id: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End what was leased of these pages under this number."""
         ...
 
     def read(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kvstore.client.locations import Found
@@ -24,6 +26,8 @@ class EngineFakeStore(FakeStore):
         """Start empty and healthy."""
         super().__init__()
         self.closed = False
+        self.leased: dict[tuple[bytes, int], set[bytes]] = defaultdict(set)
+        """Keys by namespace and number of the lease; those without a number are not kept."""
 
     def match_prefix(  # type: ignore[override]  # engines say other things than prefixes do
         self,
@@ -32,10 +36,13 @@ class EngineFakeStore(FakeStore):
         *,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        lease_id: int = 0,
     ) -> Match:
         """Find the longest prefix."""
         del parts, timeout_s
-        return super().match_prefix(opened, chain)
+        found = super().match_prefix(opened, chain)
+        self._lease(found, lease_id)
+        return found
 
     def lookup(
         self,
@@ -44,12 +51,38 @@ class EngineFakeStore(FakeStore):
         *,
         parts: Sequence[int] = (),
         timeout_s: float | None = None,
+        lease_id: int = 0,
     ) -> Found:
         """Find every page that is there."""
         del parts, timeout_s
         self._enter("lookup")
         readable = bytes(self._is_whole(opened, key) for key in chain)
-        return Found(opened, chain, (), (), readable)
+        found = Found(opened, chain, (), (), readable)
+        self._lease(found, lease_id)
+        return found
+
+    def _lease(self, found: Locations, lease_id: int) -> None:
+        there = itertools.compress(found.chain, found.readable[: found.pages])
+        if lease_id:
+            self.leased[found.opened.namespace.id, lease_id].update(there)
+
+    def give_back_lease(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        lease_id: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End what was leased of these pages under this number."""
+        del timeout_s
+        self._enter("give_back_lease")
+        self.leased[opened.namespace.id, lease_id].difference_update(chain)
+
+    @property
+    def pages_leased(self) -> int:
+        """How many leases of a page there are that can be given back."""
+        return sum(map(len, self.leased.values()))
 
     def read(
         self,

@@ -9,6 +9,7 @@ import pytest
 from kvstore import limits
 from kvstore.client.locations import (
     Query,
+    give_back_steps,
     hint_steps,
     lookup_steps,
     match_steps,
@@ -24,6 +25,7 @@ from kvstore.ids import KEY_BYTES
 from kvstore.page import PageChain
 from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.reads import (
+    GiveBackLease,
     GiveHints,
     ListObjects,
     LocatedCopy,
@@ -92,6 +94,19 @@ def test_a_prefetch_names_every_page_once() -> None:
     assert (
         b"".join(each.keys for each in script.asked if isinstance(each, Prefetch)) == chain.packed
     )
+
+
+def test_leases_are_given_back_under_the_number_that_they_were_taken_with() -> None:
+    chain = big_chain(2)
+    script = Script().will(located([]), located([]), located([]), Done(), Done())
+    query = Query(SPACE, chain, script.clock.now_s() + 10, lease_id=7)
+    drive(match_steps(query, script.clock), script)
+    drive(lookup_steps(query, script.clock), script)
+    drive(give_back_steps(query, script.clock), script)
+    kinds = MatchPrefix | Lookup | GiveBackLease
+    assert [each.lease_id for each in script.asked if isinstance(each, kinds)] == [7] * 5
+    given = [each.keys for each in script.asked if isinstance(each, GiveBackLease)]
+    assert b"".join(given) == chain.packed
 
 
 def test_lookups_probes_and_removes_are_cut_into_batches() -> None:

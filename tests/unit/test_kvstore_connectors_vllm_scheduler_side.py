@@ -24,7 +24,7 @@ from tests.fakes import ManualClock
 from tests.unit.engine_store import EngineFakeStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvstore.client.locations import Match
     from kvstore.client.namespaces import OpenedNamespace
@@ -125,6 +125,60 @@ def test_what_all_groups_hold_is_promised_and_ordered(rig: Rig) -> None:
     assert [(run.group, run.blocks) for run in load.runs] == [(0, (8, 7, 6)), (1, (5, 4))]
     assert load.runs[1].hashes == tuple(HASHES[2:4])
     assert rig.side.orders(Step({})).loads == ()
+
+
+def promised(rig: Rig, request: Request) -> None:
+    """The pool holds some of its prompt, the engine has made room for that and loads it."""
+    rig.hold(0, 0, 1, 2, 3)
+    rig.hold(1, 2, 3)
+    rig.come(request)
+    assert rig.side.matched_tokens(request, 0) == 4 * TOKENS
+    assert rig.store.pages_leased == 6
+    rig.side.allotted(request, [[9, 8, 7, 6, 5], [0, 0, 5, 4, 3]], 4 * TOKENS)
+    rig.side.orders(Step({}))
+    rig.answered()
+    assert rig.store.pages_leased == 6
+
+
+def load_has_come(rig: Rig) -> None:
+    rig.side.orders(Step({"r": TOKENS}, [New("r", [[9, 8, 7, 6, 5]] * 2, 4 * TOKENS)]))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(load_has_come, id="loaded"),
+        pytest.param(lambda rig: rig.side.finished("r"), id="aborted"),
+        pytest.param(lambda rig: rig.side.loads_failed(["r"], []), id="failed"),
+    ],
+)
+def test_what_was_leased_for_a_request_is_given_back(rig: Rig, end: Callable[[Rig], None]) -> None:
+    request = Request()
+    promised(rig, request)
+    end(rig)
+    rig.answered()
+    assert rig.store.pages_leased == 0
+
+
+def test_a_preempted_request_is_promised_nothing_that_is_not_leased(rig: Rig) -> None:
+    request = Request()
+    promised(rig, request)
+    load_has_come(rig)
+    assert rig.side.matched_tokens(request, 0) is None  # asked anew
+    rig.answered()
+    assert rig.side.matched_tokens(request, 0) == 4 * TOKENS
+    assert rig.store.pages_leased == 6
+
+
+def test_leases_that_cannot_be_given_back_lapse_and_harm_nobody(rig: Rig) -> None:
+    request = Request()
+    promised(rig, request)
+    rig.store.fail["give_back_lease"] = Unavailable("away")
+    rig.side.finished("r")
+    rig.answered()
+    rig.come(Request("other"))
+    assert rig.side.matched_tokens(Request("other"), 0) == 0
+    assert rig.side.open_requests == 1
 
 
 def test_a_hole_in_the_window_makes_the_promise_shorter(rig: Rig) -> None:

@@ -108,6 +108,9 @@ def test_blocks_come_back_bit_by_bit_to_other_places() -> None:
     arrived = rank.side.arrived()
     assert arrived == Arrived(frozenset({"r"}), frozenset(), frozenset())
     assert rank.side.arrived() == NOTHING_ARRIVED
+    rank.wait()
+    assert rank.store.leased
+    assert rank.store.pages_leased == 0
     rank.side.close()
     assert rank.store.closed
 

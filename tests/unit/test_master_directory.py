@@ -129,7 +129,7 @@ class TreeMachine(RuleBasedStateMachine):
             if i == len(found) - 1 and end < len(run):
                 run, _ = self.tree.split(run, end)
             self.generation += 1
-            run.leased_until_s = float(self.generation)
+            run.lease(float(self.generation))
             for key in split_keys(run.keys):
                 self.pages[key].leased_until_s = run.leased_until_s
 

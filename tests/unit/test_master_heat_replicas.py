@@ -98,7 +98,7 @@ def test_where_eviction_took_one_page_the_others_go_as_well() -> None:
     rig.pass_time(1.0)
     run = the_run(rig)
     assert (run.extra, len(run.copies)) == (1, 2)
-    run.leased_until_s = 0.0
+    run.leased_until_s = run.lapsing_until_s = 0.0
     assert evict_copy(rig.master.core, run.copies[1].segment, run, PAGES - 1)
     rig.pass_time(20.0)
     assert run.extra == 0

@@ -307,6 +307,13 @@ def test_a_copy_that_reads_what_is_not_leased_is_found(what: str) -> None:
         rig.master.check_invariants()
 
 
+def test_a_lease_that_nobody_has_is_found() -> None:
+    rig, _ = moving()
+    the_run(rig.master.core).leased_until_s = rig.now + 1.0
+    with pytest.raises(InvariantBroken, match="I9"):
+        rig.master.check_invariants()
+
+
 def test_a_move_that_nobody_was_asked_for_is_found() -> None:
     rig, move = moving()
     rig.master.core.moves.in_flight.clear()

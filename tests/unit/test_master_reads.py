@@ -7,9 +7,11 @@ import pytest
 from kvstore import limits
 from kvstore.ids import KEY_BYTES, NO_PARENT
 from kvstore.namespace import opaque
+from kvstore.wire.messages.hello import Done
 from kvstore.wire.messages.namespaces import OpenNamespace
 from kvstore.wire.messages.puts import BeginPut, PutChain, PutPlans
 from kvstore.wire.messages.reads import (
+    GiveBackLease,
     LeaseRenewed,
     ListObjects,
     Located,
@@ -21,6 +23,7 @@ from kvstore.wire.messages.reads import (
     RenewLease,
 )
 from master.packed import split_keys, words
+from master.run import LEASES_MAX
 from master.sharded import SHARD_FROM_ENTRIES, ShardedDict
 from tests.unit.master_rig import TENANT, OpenedNamespace, Rig, chain, failure
 
@@ -225,6 +228,71 @@ def test_a_renewed_lease_is_never_longer_than_one(rig: Rig, space: OpenedNamespa
     for _ in range(5):
         rig.ask(rig.engine, RenewLease(space.id, KEYS, generations))
     assert lease_end(space, key(0)) == rig.now + limits.LEASE_TTL_S + limits.LEASE_MARGIN_S
+
+
+def promised(space: OpenedNamespace, keys: bytes, number: int) -> None:
+    """Lease the pages of a match under a number."""
+    rig = space.rig
+    assert isinstance(rig.ask(rig.engine, MatchPrefix(space.id, keys, lease_id=number)), Located)
+
+
+def give_back(space: OpenedNamespace, keys: bytes, number: int) -> None:
+    """Give what was leased under the number back."""
+    rig = space.rig
+    assert rig.ask(rig.engine, GiveBackLease(space.id, keys, number)) == Done()
+
+
+def test_a_lease_that_is_given_back_ends_at_once(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    promised(space, KEYS, 1)
+    assert lease_end(space, key(0)) > rig.now
+    give_back(space, KEYS, 2)
+    assert lease_end(space, key(0)) > rig.now
+    give_back(space, KEYS, 1)
+    assert lease_end(space, key(0)) == 0.0
+    give_back(space, KEYS + chain(9, 1), 1)
+    assert lease_end(space, key(0)) == 0.0
+
+
+def test_leases_of_others_outlive_one_that_is_given_back(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    other = rig.open("engine", "tenant", "another")
+    assert isinstance(rig.ask(other, MatchPrefix(space.id, KEYS, lease_id=1)), Located)
+    others_end_s = lease_end(space, key(0))
+    rig.tick(1.0)
+    promised(space, KEYS, 1)
+    rig.tick(1.0)
+    promised(space, upto(5), 2)  # a run that is divided is leased as a whole before
+    for keys, ends_s in ((KEYS[5 * KEY_BYTES :], others_end_s), (upto(5), others_end_s + 2.0)):
+        give_back(space, KEYS, 1)
+        assert lease_end(space, keys[:KEY_BYTES]) == ends_s
+    give_back(space, KEYS, 2)
+    assert lease_end(space, key(0)) == others_end_s
+
+
+@pytest.mark.parametrize("lookup_first", [True, False])
+def test_a_lease_without_number_lapses(
+    rig: Rig, space: OpenedNamespace, lookup_first: bool
+) -> None:
+    space.put(KEYS)
+    for number in (0, 1) if lookup_first else (1, 0):
+        promised(space, KEYS, number)
+    ends_s = lease_end(space, key(0))
+    for number in (0, 1):
+        give_back(space, KEYS, number)
+    assert lease_end(space, key(0)) == ends_s
+
+
+def test_of_too_many_leases_the_oldest_lapse(rig: Rig, space: OpenedNamespace) -> None:
+    space.put(KEYS)
+    ends_s = []
+    for number in range(1, LEASES_MAX + 2):
+        promised(space, KEYS, number)
+        ends_s.append(lease_end(space, key(0)))
+        rig.tick(0.25)
+    for number in range(1, LEASES_MAX + 2):
+        give_back(space, KEYS, number)
+    assert lease_end(space, key(0)) == ends_s[0]
 
 
 @pytest.mark.parametrize("message", [MatchPrefix, Lookup, Probe])

@@ -8,6 +8,7 @@ from kvstore.namespace import Layout, open_layout
 from kvstore.replica import ExtentState
 from kvstore.wire.messages.namespaces import NamespaceOpened, OpenNamespace
 from kvstore.wire.messages.puts import PutPlans
+from kvstore.wire.messages.reads import GiveBackLease, MatchPrefix
 from master.reclaim import EXPIRED_PER_TICK, SIZE_EVERY_S, make_room
 from master.tunables import Tunables
 from policies.eviction.lru import Lru
@@ -245,6 +246,19 @@ def test_leased_pages_make_no_room() -> None:
     assert rig.reply(rig.engine, request) is None
     assert space.probe(chain(1, 16)) == b"\1" * 16
     rig.pass_time(2.0)
+    assert isinstance(rig.reply(rig.engine, request), PutPlans)
+
+
+def test_pages_whose_lease_is_given_back_make_room_at_once() -> None:
+    rig, space = rig_with(chunks=1, tunables=Tunables(watermark_high=1.0, watermark_low=0.99))
+    space.put(chain(1, 16))
+    rig.ask(rig.engine, MatchPrefix(space.id, chain(1, 16), lease_id=1))
+    assert space.begin(chain(2, 4), wait=True, timeout_s=30.0) is None
+    request = rig.last_request
+    rig.pass_time(1.0)
+    assert rig.reply(rig.engine, request) is None
+    rig.ask(rig.engine, GiveBackLease(space.id, chain(1, 16), 1))
+    rig.pass_time(0.25)
     assert isinstance(rig.reply(rig.engine, request), PutPlans)
 
 

@@ -32,7 +32,15 @@ from kvstore.wire.messages.puts import (
     RefusedRange,
     Sealed,
 )
-from kvstore.wire.messages.reads import GiveHints, Located, Lookup, Prefetch, RenewLease
+from kvstore.wire.messages.reads import (
+    GiveBackLease,
+    GiveHints,
+    Located,
+    Lookup,
+    MatchPrefix,
+    Prefetch,
+    RenewLease,
+)
 from master.events import CommandAnswered
 from master.packed import words
 from master.tunables import Tunables
@@ -202,6 +210,15 @@ class MasterMachine(RuleBasedStateMachine):
         """Renew leases; those that are refused have ended or are gone."""
         space, keys = self.spaces[two], keys_of(two, path)
         self.rig.ask(self.rig.engine, RenewLease(space.id, keys, bytes(8 * len(path))))
+
+    @rule(path=paths, short=st.integers(1, 7), two=st.booleans(), number=st.integers(1, 2))
+    def promise(self, path: tuple[int, ...], short: int, two: bool, number: int) -> None:
+        """Lease pages and give some of that back; what was leased otherwise stays leased."""
+        space, keys = self.spaces[two], keys_of(two, path)
+        asked = MatchPrefix(space.id, keys, lease_id=number)
+        assert isinstance(self.rig.ask(self.rig.engine, asked), Located)
+        told = GiveBackLease(space.id, keys[: short * KEY_BYTES], number)
+        assert self.rig.ask(self.rig.engine, told) == Done()
 
     @rule(path=paths, start=st.integers(0, 6), two=st.booleans())
     def remove(self, path: tuple[int, ...], start: int, two: bool) -> None:

@@ -214,7 +214,7 @@ def test_what_nobody_reads_is_made_safe_before_what_is_leased() -> None:
     for number in range(12):
         run = core.tree(space.ordinal).get(chain(number, 1))
         assert run is not None
-        run.leased_until_s = core.now + 10.0
+        run.lease(core.now + 10.0)
     found = victims.find_unsafe(core, core.segments["w1-dram"])
     assert [run.keys[:32] for run in found[:5]] == [chain(n, 1) for n in (12, 13, 14, 15, 0)]
 

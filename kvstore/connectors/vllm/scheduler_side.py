@@ -78,6 +78,10 @@ class SchedulerSide:
         self._to_load: list[Load] = []
         self._loading: dict[str, frozenset[int]] = {}
         """Blocks of each request whose load is not known to have ended."""
+        self._lease_ids: dict[str, int] = {}
+        """Under which number requests have leases: that of the first question for each."""
+        self._leased: dict[int, tuple[bytes, ...]] = {}
+        """What is leased under these numbers; for the thread beside the scheduler's alone."""
         self.counts: Counter[str] = Counter()
         """Totals since the start; see connector statistics."""
 
@@ -146,6 +150,7 @@ class SchedulerSide:
 
     def _saves_of(self, rid: str, computed: int, output: StepOutput) -> list[BlockRun]:
         self._loading.pop(rid, None)
+        self._give_back(rid)  # it is computed: what it was to be given has come, or will not
         full = (computed + output.num_scheduled_tokens[rid]) // self._block_tokens
         new_from = computed // self._block_tokens
         scheduled = Scheduled(rid, self._requests[rid].block_hashes, new_from, full)
@@ -160,6 +165,7 @@ class SchedulerSide:
         for rid in failed.union(requests):
             self.counts["failed_loads"] += 1
             self._loading.pop(rid, None)
+            self._give_back(rid)
             self._lookups.load_failed(rid, self._clock.now_s())
             if rid in self._requests:
                 self._saves.start_over(rid, self._requests[rid].block_hashes)
@@ -172,6 +178,7 @@ class SchedulerSide:
         request = self._requests.pop(rid, None)
         self._local.pop(rid, None)
         self._loading.pop(rid, None)
+        self._give_back(rid)
         self._lookups.end(rid)
         self._saves.end(rid)
         hints = self._hints.pop(rid, None)
@@ -199,13 +206,33 @@ class SchedulerSide:
 
     def _ask(self, question: Question) -> None:
         self.counts["lookups"] += 1
-        self._thread.run(lambda: self._answers.put(self._answered(question)))
+        lease_id = self._lease_ids.setdefault(question.request, question.number)
+        self._thread.run(lambda: self._answers.put(self._answered(question, lease_id)))
 
-    def _answered(self, question: Question) -> Answer:
+    def _give_back(self, rid: str) -> None:
+        """Its leases are of no use any more; in the order of what the thread was told before."""
+        lease_id = self._lease_ids.pop(rid, None)
+        if lease_id is not None:
+            self._lookups.leases_ended(rid)
+            self._thread.run(lambda: self._given_back(lease_id))
+
+    def _given_back(self, lease_id: int) -> None:
+        """In the thread beside the scheduler's. What is not given back lapses."""
+        hashes = self._leased.pop(lease_id, ())
+
+        def give_back(pool: Reached) -> None:
+            for opened in pool.opened:
+                chain = _chain(opened.namespace, hashes)
+                pool.store.give_back_lease(opened, chain, lease_id, timeout_s=self._timeout_s)
+
+        if hashes:
+            self._pool.call("giving leases back", give_back, None)
+
+    def _answered(self, question: Question, lease_id: int) -> Answer:
         """In the thread beside the scheduler's."""
         if not question.hashes:
             return Answer(question.request, question.number, Held(0, self._no_windows()))
-        ask = partial(self._held, hashes=question.hashes)
+        ask = partial(self._held, hashes=question.hashes, lease_id=lease_id)
         held = self._pool.call("a lookup", ask, None, self._deadline_s)
         return Answer(question.request, question.number, held)
 
@@ -223,19 +250,27 @@ class SchedulerSide:
     def _no_windows(self) -> tuple[bytes, ...]:
         return (b"",) * self._chained.count(False)
 
-    def _held(self, pool: Reached, hashes: Sequence[bytes]) -> Held:
+    def _held(self, pool: Reached, hashes: tuple[bytes, ...], lease_id: int) -> Held:
         """Ask for the chains first: what follows their end is of no use in a window."""
         leading = len(hashes)
+        leased = 0 if True in self._chained else leading
         for chained, opened in zip(self._chained, pool.opened, strict=True):
             if chained and leading:
                 chain = _chain(opened.namespace, hashes[:leading])
-                match = pool.store.match_prefix(opened, chain, timeout_s=self._timeout_s)
+                match = pool.store.match_prefix(
+                    opened, chain, timeout_s=self._timeout_s, lease_id=lease_id
+                )
                 leading = match.pages
+                leased = max(leased, leading)
+        before = self._leased.get(lease_id, ())
+        self._leased[lease_id] = max(before, hashes[:leased], key=len)
         windows: list[bytes] = []
         for chained, opened in zip(self._chained, pool.opened, strict=True):
             if not chained:
                 chain = _chain(opened.namespace, hashes[:leading])
-                found = pool.store.lookup(opened, chain, timeout_s=self._timeout_s)
+                found = pool.store.lookup(
+                    opened, chain, timeout_s=self._timeout_s, lease_id=lease_id
+                )
                 windows.append(found.readable)
         return Held(leading, tuple(windows))
 

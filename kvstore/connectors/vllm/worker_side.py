@@ -7,6 +7,7 @@ threads beside an engine's loop get little of the interpreter.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -90,6 +91,7 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._thread = OneThread("kvharbor-saves")
+        self._lease_ids = itertools.count(1)
         self.counts: Counter[str] = Counter()
         """Pages and bytes by what became of them; see connector statistics."""
 
@@ -168,7 +170,10 @@ class WorkerSide:
             buffer = self._load_buffer = pool.store.buffer(self._buffer_bytes)
         chain = _chain(group.namespace, run)
         find = pool.store.match_prefix if group.chained else pool.store.lookup
-        found = find(opened, chain, parts=(group.part,), timeout_s=self._timeout_s)
+        lease_id = next(self._lease_ids)
+        found = find(
+            opened, chain, parts=(group.part,), timeout_s=self._timeout_s, lease_id=lease_id
+        )
         size = group.memory.page_bytes
         places = range(0, found.pages * size, size)
         outcomes = pool.store.read(
@@ -176,6 +181,8 @@ class WorkerSide:
             timeout_s=self._timeout_s + len(places) * size / limits.PUT_BYTES_PER_S_MIN,
         )  # fmt: skip
         came = [isinstance(each, Hit) for each in outcomes]
+        if all(came):  # else some copy may be on its way yet
+            self._thread.run(lambda: self._give_back(run.group, chain, lease_id))
         came += [False] * (len(run.blocks) - len(came))
         if all(came):  # V4
             group.memory.scatter(run.blocks, buffer.view)
@@ -184,6 +191,15 @@ class WorkerSide:
                 if ok:
                     group.memory.scatter(run.blocks[i : i + 1], buffer.view[i * size :])
         return came
+
+    def _give_back(self, group: int, chain: PageChain, lease_id: int) -> None:
+        """In the thread beside the engine's. What is not given back lapses."""
+
+        def give_back(pool: Reached) -> None:
+            opened = pool.opened[group]
+            pool.store.give_back_lease(opened, chain, lease_id, timeout_s=self._timeout_s)
+
+        self._pool.call("giving leases back", give_back, None)
 
     # Saves.
 

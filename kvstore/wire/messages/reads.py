@@ -20,6 +20,8 @@ class MatchPrefix(Message, frozen=True, tag=48):
     """Parts to return locations of; empty for all. A hit needs all parts either way."""
     lease: bool = True
     hints: Hints | None = None
+    lease_id: int = 0
+    """A number of the session's own, under which it can give these leases back; 0: they lapse."""
 
 
 class Lookup(Message, frozen=True, tag=49):
@@ -30,6 +32,8 @@ class Lookup(Message, frozen=True, tag=49):
     parts: tuple[int, ...] = ()
     lease: bool = True
     hints: Hints | None = None
+    lease_id: int = 0
+    """As of MatchPrefix."""
 
 
 class LocatedCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -121,6 +125,17 @@ class LeaseRenewed(Message, frozen=True, tag=54):
 
     lease_ttl_s: float
     renewed: bytes
+
+
+class GiveBackLease(Message, frozen=True, tag=60):
+    """Client to master: this session reads no more under this `lease_id` -> Done. Safe to repeat.
+
+    Other leases on the same pages go on, its own under other numbers too.
+    """
+
+    namespace: bytes
+    keys: bytes
+    lease_id: int
 
 
 class Prefetch(Message, frozen=True, tag=56):
