@@ -8,57 +8,31 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kvstore.cli.places import places_of
-from tests.cluster.segment_files import sealed
 from tests.cluster.servers import until
 from tests.cluster.up import Up, remove_segments
 from tests.engines.conftest import DRAM
-from tests.engines.models import text
 from tests.engines.vllm_engine import BLOCK, VllmEngine
+from tests.engines.worst import LENGTH, PROMPT, RETRY_S, Pausing, spoil
 from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.engines.vllm_engine import Generated
 
-LENGTH: Final = 200
-PROMPT: Final = text(LENGTH)
 HIT: Final = (LENGTH - 1) // BLOCK * BLOCK
 PAGES: Final = HIT // BLOCK
 FAULTS: Final = "tests.engines.vllm_faults"
-RETRY_S: Final = 45.0
-"""An engine has looked for its pool again by then: its longest pause is 30 s."""
 
 
-class Stopping:
-    """An engine that stops before a load, while the test does its worst."""
-
-    def __init__(self, folder: Path) -> None:
-        self.pause, self.remove = folder / "pause", folder / "remove"
-        self.here = self.pause.with_suffix(".here")
-        self.environment = {
-            "KVHARBOR_TEST_PAUSE": str(self.pause),
-            "KVHARBOR_TEST_REMOVE": str(self.remove),
-        }
+class Stopping(Pausing):
+    """An engine that stops before a load."""
 
     def engine(self, model: Path, masters: str, connector: str = "PausingConnector") -> VllmEngine:
         return VllmEngine(
             model, masters, folder=self.pause.parent, connector=(connector, FAULTS),
             environment=self.environment,
         )  # fmt: skip
-
-    def generate(self, engine: VllmEngine, do_worst: Callable[[], object]) -> Generated:
-        """Have it load; do the worst between its lookup and its load."""
-        engine.forget()
-        self.pause.touch()
-        engine.begin_generate([PROMPT])
-        until("a load begins", self.here.exists)
-        do_worst()
-        self.here.unlink()
-        self.pause.unlink()
-        return engine.end_generate()
 
 
 @pytest.fixture(scope="module", params=["grouped", "windows"])
@@ -76,18 +50,9 @@ def cold(
         return alone.generate([PROMPT]).tokens
 
 
-def spoil(up: Up) -> None:
-    """Turn a bit over in every page of the pool."""
-    spoilt = 0
-    for path in places_of(up.data_dir).segment_dir.glob("*dram*"):
-        with path.open("r+b", buffering=0) as file:
-            for at, _ in list(sealed(path)):
-                file.seek(at)
-                (byte,) = file.read(1)
-                file.seek(at)
-                file.write(bytes((byte ^ 1,)))
-                spoilt += 1
-    assert spoilt >= PAGES
+def spoil_all(up: Up) -> None:
+    """Spoil at least every page of the prompt."""
+    assert spoil(up) >= PAGES
 
 
 def is_warm(engine: VllmEngine, cold: list[list[int]]) -> bool:
@@ -125,7 +90,7 @@ def test_what_happens_between_lookup_and_load_costs_time_alone(
         assert failed(lambda: pool.stop("master")) == 1
         assert engine.counts()["circuit_opened"] >= 1
         os.kill(pool.pid("master"), signal.SIGCONT)
-        assert failed(lambda: spoil(pool)) == 1
+        assert failed(lambda: spoil_all(pool)) == 1
         until("what was spoilt is there anew", lambda: is_warm(engine, cold), RETRY_S)
         assert engine.counts()["open_requests"] == 0
 

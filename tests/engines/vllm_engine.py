@@ -40,6 +40,8 @@ class Generated(NamedTuple):
 class VllmEngine:
     """A context manager around one engine."""
 
+    program = "tests.engines.vllm_program"
+
     def __init__(
         self,
         model: Path,
@@ -93,7 +95,7 @@ class VllmEngine:
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "tests.engines.vllm_program"),
+                    *(sys.executable, "-P", "-m", self.program),
                     *(str(writing), json.dumps(self._options)),
                 ],
                 stdin=subprocess.PIPE,

@@ -19,6 +19,8 @@ from kvstore.connectors.vllm.hints import HINTS
 from kvstore.connectors.vllm.stats import TOTALS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.connectors.vllm.foreign import Vllm
 
 
@@ -77,7 +79,7 @@ def answer(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
     return connector_counts(engine)
 
 
-def main() -> None:
+def serve(answer: Callable[[LLM, dict[str, Any]], dict[str, Any]]) -> None:
     """Start the engine and answer until standard input ends."""
     replies = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     options = json.loads(sys.argv[2])
@@ -93,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

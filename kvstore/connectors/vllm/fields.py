@@ -55,7 +55,7 @@ def engine_fields(
         quantization=str(model.quantization or "none"),
         config_digest=config_digest(model.hf_config.to_dict()),
         hash_algorithm=caching.prefix_caching_hash_algo,
-        hash_seed=_seed(caching.prefix_caching_hash_algo, environment),
+        hash_seed=hash_seed(caching.prefix_caching_hash_algo, environment),
         block_tokens=caching.block_size,
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         block_order=f"{cache.kv_cache_layout} {platform()}",
@@ -116,7 +116,8 @@ def _heads(config: Vllm, spec: Vllm) -> int:
     return total if total < ranks else spec.num_kv_heads * ranks
 
 
-def _seed(algorithm: str, environment: Mapping[str, str]) -> str:
+def hash_seed(algorithm: str, environment: Mapping[str, str]) -> str:
+    """What an engine started with this environment seeds its block hashes with."""
     seed = environment.get("PYTHONHASHSEED")
     if seed is not None:
         return f"PYTHONHASHSEED={seed}"
