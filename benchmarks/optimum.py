@@ -61,6 +61,13 @@ def session_hints(trace: Trace, right: float, seed: int) -> list[Hints]:
     return hints
 
 
+def session_ends(trace: Trace, right: float, seed: int) -> list[Hints]:
+    """As `session_hints`, from who knows only that a session has ended and else says nothing."""
+    said = [each.reuse_probability for each in session_hints(trace, right, seed)]
+    ends = Hints(session_closed=True)
+    return [ends if chance is not None and chance < 0.5 else NO_HINTS for chance in said]
+
+
 def leading(chain: Sequence[int], held: dict[int, int]) -> int:
     """How many leading pages of the chain are held."""
     return next((i for i, page in enumerate(chain) if page not in held), len(chain))

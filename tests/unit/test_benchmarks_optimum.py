@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.exact import exact_hit_ratio
-from benchmarks.optimum import offline_optimum, session_hints
+from benchmarks.optimum import offline_optimum, session_ends, session_hints
 from benchmarks.sessions import chat_trace
 from kvstore.request_trace import Trace, TraceRequest
 from policies.eviction.lru import Lru
@@ -83,6 +83,8 @@ def test_hints_say_whether_half_of_the_pages_come_back_as_often_rightly_as_asked
     trace = trace_of((0, 1, 2), (0, 1, 3), (0, 4, 5), ())
     chances = [hint.reuse_probability for hint in session_hints(trace, 1.0, seed=1)]
     assert chances == [1.0, 0.0, 0.0, None]
+    ends = [hint.session_closed for hint in session_ends(trace, 1.0, seed=1)]
+    assert ends == [False, True, True, False]
     trace = chat_trace(1, 600.0, 1.0)
     true, drawn = session_hints(trace, 1.0, seed=1), session_hints(trace, 0.8, seed=1)
     pairs = [
