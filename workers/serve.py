@@ -12,16 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-from aiohttp import web
 
-from kvstore.announcement import Announcement, announce, withdraw
+from kvstore.announcement import Announcement
 from kvstore.client.store import KVStore
 from kvstore.connectors.transformers import PooledPrefix
 from kvstore.errors import BadValue
@@ -42,6 +40,7 @@ from workers.serve_messages import About
 from workers.serve_prefill import PrefillDesk
 from workers.serve_proof import Doorkeeper
 from workers.serve_roles import DECODE, PREFILL, Roles, in_role
+from workers.serve_standing import serve_until_asked
 from workers.tracing import name_requests, spans_of
 
 if TYPE_CHECKING:
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 ROLES: Final = (PREFILL, DECODE, "both")
 CAPACITY_TOKENS: Final = 65_536
 CALLS_AT_ONCE: Final = 32
-CLOSE_S: Final = 2.0
-"""For answers that are under way when the worker ends."""
 
 
 class Worker:
@@ -111,14 +108,10 @@ class Worker:
             is_draining=self.roles.is_draining,
         )  # fmt: skip
 
-    async def end(self, beats: asyncio.Future[None]) -> None:
-        """Take nothing new, hand over what runs while beats go on, and leave."""
-        await self.roles.hand_over(self.membership)
-        beats.cancel()
-        await self.membership.leave()
-
     def close(self) -> None:
         """End its threads; those of decoding while the loop is there that tokens go to."""
+        if self.prefill is not None:
+            self.prefill.close()
         if self.decode is not None:
             self.decode.close()
         if self.batch is not None:
@@ -172,40 +165,13 @@ async def serve(options: argparse.Namespace) -> None:
         where = bound_address(sock)
         worker = Worker(options, language, store, where)
         undo.callback(worker.close)
-        prompts = undo.enter_context(ThreadPoolExecutor(1))
         door = Doorkeeper(secret)
         vocabulary = language.model.get_input_embeddings().num_embeddings
         spans = spans_of(os.environ, options.name)
         undo.push_async_callback(asyncio.to_thread, spans.close)
-        desk = Desk(
-            worker.about(options), door, worker.prefill, worker.decode, prompts, vocabulary, spans
-        )
-        runner = web.AppRunner(
-            desk.application(), handler_cancellation=True, shutdown_timeout=CLOSE_S,
-            access_log=None,
-        )  # fmt: skip
-        await runner.setup()
-        undo.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, sock).start()
-        # The master counts on a decode worker from its first beat on.
-        await worker.membership.beat_once()
-        if options.data_dir is not None:
-            announced = Announcement(options.name, os.getpid(), "", where, worker=options.name)
-            announce(options.data_dir, announced)
-            undo.callback(withdraw, options.data_dir, options.name)
-        beats = asyncio.ensure_future(worker.membership.beat_on())
-        stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopping.set)
-        stopped = asyncio.ensure_future(stopping.wait())
-        changes = asyncio.ensure_future(worker.roles.follow(worker.membership))
-        done, _ = await asyncio.wait(
-            (beats, changes, stopped, worker.broken), return_when=asyncio.FIRST_COMPLETED
-        )
-        for each in done - {stopped}:
-            each.result()
-        changes.cancel()
-        await worker.end(beats)
+        desk = Desk(worker.about(options), door, worker.prefill, worker.decode, vocabulary, spans)
+        announced = Announcement(options.name, os.getpid(), "", where, worker=options.name)
+        await serve_until_asked(undo, worker, desk.application(), sock, announced, options.data_dir)
 
 
 def run(arguments: Sequence[str]) -> None:

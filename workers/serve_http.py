@@ -6,14 +6,10 @@ gateway that hangs up has its question cancelled at once.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 import time
 from contextlib import aclosing
-from contextvars import copy_context
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import web
 
@@ -29,20 +25,18 @@ from workers.serve_messages import (
     PrepareAsk,
     Prepared,
     Trouble,
+    Unwanted,
     check_tokens,
     decode,
     encode,
 )
-from workers.serve_prefill import Unwanted
 from workers.serve_proof import PROOF_HEADER, SALT_HEADER
 from workers.tracing import TRACEPARENT, failed, request_of
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from collections.abc import AsyncGenerator
 
-    from workers.serve_decode import DecodeDesk
-    from workers.serve_messages import About
-    from workers.serve_prefill import PrefillDesk
+    from workers.serve_messages import About, Line, PrefillDone
     from workers.serve_proof import Doorkeeper
     from workers.tracing import Spans
 
@@ -58,6 +52,28 @@ UNPROVED: Final = 401
 LOG: Final = logging.getLogger(__name__)
 
 
+class Prompts(Protocol):
+    """What is needed of a prefill desk."""
+
+    queued_tokens: int
+
+    async def compute(self, ask: PrefillAsk, asked_s: float) -> PrefillDone:
+        """Compute a prompt and stage it; who waits may be cancelled."""
+        ...
+
+
+class Answers(Protocol):
+    """What is needed of a decode desk."""
+
+    async def prepare(self, ask: PrepareAsk) -> None:
+        """Pull a prompt while it is being computed."""
+        ...
+
+    def decode(self, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
+        """The lines of one answer."""
+        ...
+
+
 class Desk:
     """What a worker answers to its gateways. It has a prefill desk, a decode desk, or both."""
 
@@ -65,18 +81,16 @@ class Desk:
         self,
         about: About,
         door: Doorkeeper,
-        prefill: PrefillDesk | None,
-        decode_desk: DecodeDesk | None,
-        one_by_one: Executor,
+        prefill: Prompts | None,
+        decode_desk: Answers | None,
         vocabulary: int,
         spans: Spans,
     ) -> None:
-        """`one_by_one` runs prompts, one after another; tokens are below `vocabulary`."""
+        """Tokens are below `vocabulary`."""
         self._about = about
         self._door = door
         self._prefill = prefill
         self._decode = decode_desk
-        self._one_by_one = one_by_one
         self._vocabulary = vocabulary
         self._spans = spans
 
@@ -108,18 +122,15 @@ class Desk:
             return await self._computed(ask)
 
     async def _computed(self, ask: PrefillAsk) -> web.StreamResponse:
-        desk, unwanted, asked_s = self._prefill, threading.Event(), time.perf_counter()
+        desk = self._prefill
         assert desk is not None
         desk.queued_tokens += len(ask.tokens)
-        loop, context = asyncio.get_running_loop(), copy_context()
-        work = partial(context.run, desk.run, ask, asked_s, unwanted)
         try:
-            done = await loop.run_in_executor(self._one_by_one, work)
+            done = await desk.compute(ask, time.perf_counter())
         except (KVStoreError, Unwanted) as error:
             failed(error)
             return _refusal(error)
         finally:
-            unwanted.set()
             desk.queued_tokens -= len(ask.tokens)
         LOG.info("ticket %d: %d tokens, %d of them reused, first token after %.3f s",
             ask.ticket, len(ask.tokens), done.reused_tokens, done.queue_s + done.compute_s,

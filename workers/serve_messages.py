@@ -124,6 +124,10 @@ class Trouble(msgspec.Struct, frozen=True):
     text: str
 
 
+class Unwanted(Exception):  # an end that was asked for, not an error
+    """Nobody waits for this prompt any more."""
+
+
 def check_tokens(ask: PrefillAsk | PrepareAsk | DecodeAsk, vocabulary: int) -> None:
     """BadValue for what no model can go on from; `decode` has looked at each field by itself."""
     for token in (min(ask.tokens), max(ask.tokens)):

@@ -1,13 +1,17 @@
 """A prefill worker's work on one prompt: what the pool has, the rest chunk by chunk, the hand-over.
 
-Blocking, one prompt at a time; the pages that a chunk fills go into the pool while the next one is
-computed. Stateless: who dies half-way leaves pages that the next one finds.
+In a thread of its own, one prompt at a time; the pages that a chunk fills go into the pool while
+the next one is computed. Stateless: who dies half-way leaves pages that the next one finds.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +20,10 @@ from kvstore.errors import UnknownTicket
 from workers.chunked_prefill import prefill
 from workers.sampling import pick
 from workers.serve_keeping import Keeping
-from workers.serve_messages import PrefillDone
+from workers.serve_messages import PrefillDone, Unwanted
 from workers.tracing import stage
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     import torch
@@ -31,10 +34,6 @@ if TYPE_CHECKING:
     from workers.generation import LanguageModel
     from workers.serve_kv import TicketKV
     from workers.serve_messages import PrefillAsk
-
-
-class Unwanted(Exception):  # an end that was asked for, not an error
-    """Nobody waits for this prompt any more."""
 
 
 class PrefillDesk:
@@ -50,6 +49,21 @@ class PrefillDesk:
         self._member = member
         self.queued_tokens = 0
         self.tokens_per_s = 0.0
+        self._one_by_one = ThreadPoolExecutor(1, "prompts")
+
+    async def compute(self, ask: PrefillAsk, asked_s: float) -> PrefillDone:
+        """`run` in its turn, beside the loop; Unwanted once nobody waits any more."""
+        unwanted = threading.Event()
+        loop, context = asyncio.get_running_loop(), copy_context()
+        work = partial(context.run, self.run, ask, asked_s, unwanted)
+        try:
+            return await loop.run_in_executor(self._one_by_one, work)
+        finally:
+            unwanted.set()
+
+    def close(self) -> None:
+        """End the thread, after what it computes."""
+        self._one_by_one.shutdown()
 
     def run(self, ask: PrefillAsk, asked_s: float, unwanted: threading.Event) -> PrefillDone:
         """Compute, hand over, stage. Raises Unwanted, between chunks, once that is set."""

@@ -16,15 +16,11 @@ from kvstore import KVStore
 from kvstore.announcement import read_announcement
 from kvstore.client.tickets import list_tickets
 from kvstore.config import read_secret
-from kvstore.connectors.transformers import PooledPrefix
 from tests.cluster.servers import die_with_parent, until
 from tests.cluster.up import Up, clean_environment
-from workers.engine import Engine, EngineRequest
-from workers.one_by_one import OneByOne
-from workers.tiny_llama import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Self
 
@@ -187,33 +183,6 @@ class Asked:
         for event in self.events():
             assert "error" not in event, event
             yield from (choice["text"] for choice in event["choices"])
-
-
-def alone(prompt: str, tokens: int, temperature: float = 0, top_p: float = 1, seed: int = 0) -> str:
-    """What one process with the model answers."""
-    return load().chat.text(alone_tokens(prompt, tokens, temperature, top_p, seed))
-
-
-def alone_tokens(
-    prompt: str, tokens: int, temperature: float = 0, top_p: float = 1, seed: int = 0
-) -> list[int]:
-    """The same as tokens."""
-    language = load()
-    encoded = tuple(prompt.encode())
-    stop = frozenset({language.chat.end_token})
-    engine = Engine(OneByOne(language.model), capacity_tokens=1 << 16)
-    engine.add(EngineRequest("alone", encoded, tokens, temperature, top_p, seed, stop))
-    made: list[int] = []
-    while engine.running:
-        made += [one.token for one in engine.step()]
-    return made
-
-
-def in_pool(store: KVStore, tokens: Sequence[int]) -> int:
-    """How many of these tokens the pool has the KV of."""
-    language = load()
-    prefix = PooledPrefix(store, language.model, language.model_id)
-    return prefix.fetch(tokens)[1].tokens
 
 
 def secret_file(folder: Path) -> Path:

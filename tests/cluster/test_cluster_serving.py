@@ -16,8 +16,9 @@ import pytest
 
 from kvstore.exit_codes import ExitCode
 from tests.cluster.servers import until
-from tests.cluster.serving import WAIT_S, Asked, Fleet, alone, alone_tokens, in_pool, secret_file
+from tests.cluster.serving import WAIT_S, Asked, Fleet, secret_file
 from tests.cluster.span_collector import SpanCollector
+from tests.cluster.tiny_answers import alone, alone_tokens, in_pool
 from tests.cluster.up import Up, kvharbor, remove_segments
 from workers.gateway_lengths import LEAST
 from workers.tracing import ENDPOINT

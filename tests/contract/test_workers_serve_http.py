@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from workers.serve_proof import Doorkeeper
 from workers.tracing import NoSpans, request_of
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import AsyncGenerator, AsyncIterator
 
 WAIT_S = 30.0
@@ -42,7 +40,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class FakeDesk:
-    """Says these lines, and ends as it is told; computes prompts in a thread of others."""
+    """Says these lines, and ends as it is told; computes prompts at once."""
 
     def __init__(self, lines: list[Line], end: Exception | None) -> None:
         self._lines, self._end = lines, end
@@ -58,22 +56,21 @@ class FakeDesk:
     async def prepare(self, ask: PrepareAsk) -> None:
         self.heard = tracing.headers()
 
-    def run(self, ask: PrefillAsk, asked_s: float, unwanted: threading.Event) -> PrefillDone:
+    async def compute(self, ask: PrefillAsk, asked_s: float) -> PrefillDone:
         self.heard = tracing.headers()
         return PrefillDone(7, 0, 0.0, 0.0)
 
 
 @asynccontextmanager
 async def served(desk: Any) -> AsyncIterator[str]:  # noqa: ANN401 -- a prefill and a decode desk
-    with ThreadPoolExecutor(1) as thread:
-        made = Desk(ABOUT_IT, Doorkeeper(None), desk, desk, thread, 10, NoSpans())
-        runner = web.AppRunner(made.application(), handler_cancellation=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield "{}:{}".format(*runner.addresses[0][:2])
-        finally:
-            await runner.cleanup()
+    made = Desk(ABOUT_IT, Doorkeeper(None), desk, desk, 10, NoSpans())
+    runner = web.AppRunner(made.application(), handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
 
 
 def decoded(desk: FakeDesk) -> tuple[list[Line], BaseException | None]:
