@@ -87,6 +87,11 @@ class Tree:
             return False
         return self.missing_above(page) in keys
 
+    def runs_of(self, keys: bytes) -> list[Run | None]:
+        """The run that holds each page of `keys`; None for those that are not in the tree."""
+        shards, mask = self._index.shards, self._index.mask
+        return [shards[key[0] & mask].get(key) for key in split_keys(keys)]
+
     def stretches(self, keys: bytes, *, prefix_only: bool = False) -> list[Stretch]:
         """Where the pages of `keys` are, in order; those that are not in the tree are left out.
 

@@ -88,7 +88,8 @@ def locate_unleased(core: Core, caller: Caller, message: MatchPrefix | Lookup) -
 def probe(core: Core, caller: Caller, message: Probe) -> None:
     """Answer Probed; takes no lease and touches nothing."""
     known = asked_namespace(core, caller, message.namespace, message.keys)
-    core.reply(caller, Probed(bytes(readable_pages(core, known.tree, message.keys))))
+    find = readable_objects if known.namespace.is_opaque else readable_pages
+    core.reply(caller, Probed(bytes(find(core, known.tree, message.keys))))
 
 
 def list_objects(core: Core, caller: Caller, message: ListObjects) -> None:
@@ -108,6 +109,12 @@ def readable_pages(core: Core, tree: Tree, keys: bytes) -> bytearray:
         page, first, count = stretch.page, stretch.first, stretch.count
         present[first : first + count] = mask[page : page + count]
     return present
+
+
+def readable_objects(core: Core, tree: Tree, keys: bytes) -> list[bool]:
+    """The same of named objects, each of which is a run: in half the time."""
+    parts, version = tree.parts, core.version
+    return [run is not None and run.readable(parts, version) == b"\1" for run in tree.runs_of(keys)]
 
 
 def prefetch(core: Core, caller: Caller, message: Prefetch) -> None:

@@ -81,6 +81,7 @@ def test_many_objects_are_one_plan_a_part_and_each_a_run(rig: Rig, objects: Obje
     assert not rig.master.core.plans
     assert objects.remove(object_key(3)) == b"\1"
     assert objects.probe(KEYS) == b"\1" * 3 + b"\0" + b"\1" * 4
+    assert objects.probe(object_key(2) * 2 + chain(99, 1)) == b"\1\1\0"
 
 
 def test_objects_that_are_there_or_on_their_way_hold_no_other_up(objects: Objects) -> None:

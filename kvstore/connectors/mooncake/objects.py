@@ -7,6 +7,7 @@ own on its way in, and read to where it shall lie wherever that is one stretch. 
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from kvstore.connectors.mooncake.codes import Code, code_of_put, code_of_read
 from kvstore.connectors.mooncake.large import MANIFEST_BYTES, Manifest, unpack
 from kvstore.connectors.mooncake.located import only, sizes_of
 from kvstore.namespace import NAME_PART, NAME_PART_BYTES
-from kvstore.page import PageChain, packed_name, unpacked_name
+from kvstore.page import PageChain, name_key, packed_name, unpacked_name
 from kvstore.transfer.memory import Memory
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from kvstore.client.store import KVStore
 
 SPACE: Final = address_space()
+KEYS_KEPT: Final = 1 << 16
+"""Names whose keys are remembered, some 16 MB: hashing takes as long as the master's finding."""
 
 
 class Value(NamedTuple):
@@ -68,10 +71,11 @@ class Objects:
         self._heads = store.open_opaque(name, keep_names=True, ttl_s=inf)
         self._pieces = store.open_opaque(f"{name}/pieces", ttl_s=inf)
         self._spare = SpareBuffers(store.buffer)
+        self._key = lru_cache(KEYS_KEPT)(partial(name_key, self._heads.namespace.id))
 
     def chain(self, names: Iterable[bytes]) -> PageChain:
-        """Keys of objects."""
-        return self._heads.names(names)
+        """Keys of objects. Engines name the same ones again and again: to ask, to put, to read."""
+        return PageChain(b"".join(map(self._key, names)))
 
     # Storing.
 
@@ -117,6 +121,7 @@ class Objects:
         self, opened: OpenedNamespace, values: Sequence[Value], size: int, replicas: int
     ) -> list[PutOutcome]:
         count, keeps_names = len(values), opened.namespace.keeps_names
+        named = [value.name for value in values]
         names_at = count * size
         name_places = range(names_at, names_at + count * NAME_PART_BYTES, NAME_PART_BYTES)
         with self._spare.take(max(STAGING_BYTES, names_at + count * NAME_PART_BYTES)) as buffer:
@@ -127,7 +132,7 @@ class Objects:
                     buffer.view[at : at + NAME_PART_BYTES] = packed_name(value.name)
             return self.store.put_objects(
                 opened,
-                opened.names([value.name for value in values]),
+                self.chain(named) if keeps_names else opened.names(named),
                 buffer,
                 range(0, names_at, size),
                 size,
@@ -139,11 +144,7 @@ class Objects:
 
     def exist(self, names: Sequence[bytes]) -> list[bool]:
         """Whether each can be read now."""
-        distinct = list(dict.fromkeys(names))
-        there = dict(
-            zip(distinct, self.store.probe(self._heads, self.chain(distinct)), strict=True)
-        )
-        return [there[name] for name in names]
+        return self.store.probe(self._heads, self.chain(names))
 
     def whole(self, names: Sequence[bytes]) -> set[bytes]:
         """Those that are there, with all their pieces."""
