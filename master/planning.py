@@ -79,9 +79,9 @@ def check_put(known: KnownNamespace, message: BeginPut) -> None:
             raise BadValue("keys", len(chain.keys), f"a positive multiple of {KEY_BYTES} bytes")
         if index_of(chain.keys, ROOT_PARENT) != NOT_THERE:
             raise BadValue("keys", ROOT_PARENT, "keys of pages, not the root's")
-        want = 0 if opaque else KEY_BYTES
-        if len(chain.parent) != want:
-            raise BadValue("parent", len(chain.parent), f"{want} bytes: objects have none")
+        parent_bytes = 0 if opaque else KEY_BYTES
+        if len(chain.parent) != parent_bytes:
+            raise BadValue("parent", len(chain.parent), f"{parent_bytes} bytes: objects have none")
         pages += len(chain.keys) // KEY_BYTES
     if pages > limits.BATCH_PAGES_MAX:
         raise BadValue("chains", pages, f"at most {limits.BATCH_PAGES_MAX} pages")
