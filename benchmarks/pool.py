@@ -91,6 +91,11 @@ class Pool(AbstractContextManager["Pool"]):
         """For its memory."""
         return self._servers[0]
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that work for it."""
+        return list(self._servers)
+
     def clock(self) -> ProcessClock:
         """Processor time of all that works for a call now: this process, servers, children."""
         pids = [os.getpid(), *self._servers]

@@ -15,9 +15,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.harness import MIB, ProcessClock, Sample
 from benchmarks.peers.child import START_TIMEOUT_S, Child, PeerFailed, die_with_parent
@@ -25,9 +25,11 @@ from benchmarks.regions import Region, same
 from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from types import TracebackType
 
+OURS: Final = "kvstore.connectors.mooncake"
 DISTRIBUTION: Final = "mooncake-transfer-engine-non-cuda"
 RING_BYTES: Final = 128 * MIB
 """Of each requester, twice: four times the cache of the machines we know."""
@@ -210,6 +212,17 @@ class Requester:
         return answer
 
 
+@contextmanager
+def drop_in(master: str, pids: list[int]) -> Iterator[Requester]:
+    """The same requester, in a process of its own, by our drop-in's names on a pool of ours."""
+    child = Child(_request, (master, OURS), pool=True)
+    try:
+        child.ready()
+        yield Requester(child, pids)
+    finally:
+        child.stop()
+
+
 def _own_memory(pipe: Connection, master: str, segment_bytes: int) -> None:
     from mooncake.store import MooncakeDistributedStore
 
@@ -220,8 +233,8 @@ def _own_memory(pipe: Connection, master: str, segment_bytes: int) -> None:
     pipe.recv()
 
 
-def _request(pipe: Connection, master: str) -> None:
-    worker = _RequesterProcess(master)
+def _request(pipe: Connection, master: str, library: str = "mooncake.store") -> None:
+    worker = _RequesterProcess(master, library)
     pipe.send(("ok", "ready"))
     while True:
         op, *args = pipe.recv()
@@ -234,10 +247,8 @@ def _request(pipe: Connection, master: str) -> None:
 class _RequesterProcess:
     """What runs in the requester's process; public methods are the calls it answers."""
 
-    def __init__(self, master: str) -> None:
-        from mooncake.store import MooncakeDistributedStore
-
-        self._store = MooncakeDistributedStore()
+    def __init__(self, master: str, library: str) -> None:
+        self._store: Any = importlib.import_module(library).MooncakeDistributedStore()
         code = self._store.setup("127.0.0.1", "P2PHANDSHAKE", 0, STAGING_BYTES, "tcp", "", master)
         assert code == 0, code
         self._source = Region(RING_BYTES, seed=SEED)
@@ -330,4 +341,5 @@ class _RequesterProcess:
         offsets = self._source.offsets(turn, page_bytes, pages)
         addresses = [self._source.address + at for at in offsets]
         keys = self._keys(label, turn, pages)
-        return self._store.batch_put_from(keys, addresses, [page_bytes] * pages).count(0)
+        codes: list[int] = self._store.batch_put_from(keys, addresses, [page_bytes] * pages)
+        return codes.count(0)
