@@ -65,6 +65,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
         "workers/gateway*",
         "workers/serve_messages.py",
     ),
+    "lmcache": ("kvstore/connectors/lmcache/*",),
     "msgspec.msgpack": ("kvstore/wire/encoding.py",),
     "numpy": ("kvstore/connectors/*", *MODEL_PROGRAMS),
     "opentelemetry": ("workers/sent_spans.py",),
