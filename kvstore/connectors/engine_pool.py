@@ -17,10 +17,11 @@ from kvstore.errors import BufferClosed, KVStoreError, UnknownNamespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from kvstore.client.locations import Found, Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
-    from kvstore.client.outcomes import PutOutcome, ReadOutcome
+    from kvstore.client.outcomes import Miss, PutOutcome, ReadOutcome
     from kvstore.clock import Clock
     from kvstore.hints import Hints
     from kvstore.namespace import Content, Layout, Namespace
@@ -87,6 +88,12 @@ class EngineStore(Protocol):
         timeout_s: float | None = None,
     ) -> list[ReadOutcome]:
         """Copy located pages out, verified."""
+        ...
+
+    def views(
+        self, locations: Locations, *, part: int = 0, timeout_s: float | None = None
+    ) -> AbstractContextManager[list[memoryview | Miss]]:
+        """Located pages where they lie, verified; misses where this process cannot map them."""
         ...
 
     def put_parts(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvstore.client.locations import Found
+from kvstore.client.outcomes import Miss, MissReason
 from tests.fake_store import FakeStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kvstore.client.locations import Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
@@ -26,6 +28,8 @@ class EngineFakeStore(FakeStore):
         """Start empty and healthy."""
         super().__init__()
         self.closed = False
+        self.can_map = True
+        """Whether pages can be viewed where they lie."""
         self.leased: dict[tuple[bytes, int], set[bytes]] = defaultdict(set)
         """Keys by namespace and number of the lease; those without a number are not kept."""
 
@@ -97,7 +101,26 @@ class EngineFakeStore(FakeStore):
         del timeout_s
         return super().read(locations, into, offsets, part=part)
 
-    def put_parts(  # type: ignore[override]  # as above
+    @contextmanager
+    def views(
+        self, locations: Locations, *, part: int = 0, timeout_s: float | None = None
+    ) -> Iterator[list[memoryview | Miss]]:
+        """Pages where they lie, while `can_map`; read-only, and no longer there afterwards."""
+        del timeout_s
+        self._enter("views")
+        pages: list[memoryview | Miss] = []
+        for key in itertools.islice(locations.chain, locations.pages):
+            data = self.held.get((key, part))
+            if data is None or key in self.spoil or not self.can_map:
+                pages.append(Miss(self.spoil.get(key, MissReason.STALE)))
+            else:
+                pages.append(memoryview(bytes(data)))
+        yield pages
+        for page in pages:
+            if isinstance(page, memoryview):
+                page.release()
+
+    def put_parts(
         self,
         opened: OpenedNamespace,
         chain: PageChain,

@@ -58,7 +58,9 @@ class Rank:
         self.names = [group.layers for group in fields.groups]
         flat = [name for group in self.names for name in group]
         heads = HEADS // fields.tensor_parallel if fields.groups[0] is not LATENT else HEADS
-        self.caches = {name: layer_of(8 * rank + i, heads) for i, name in enumerate(flat)}
+        # All of it in one piece, as vLLM has it on CPUs.
+        whole = torch.stack([layer_of(8 * rank + i, heads) for i in range(len(flat))])
+        self.caches = dict(zip(flat, whole, strict=True))
         self.side.register(self.caches, self.names, BLOCKS)
         self.side.reach()
         self.wait()
@@ -190,7 +192,37 @@ def test_what_was_evicted_meanwhile_is_missing() -> None:
     rank.side.close()
 
 
-@pytest.mark.parametrize("call", ["match_prefix", "read"])
+def test_pages_that_are_mapped_are_copied_from_where_they_lie() -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 7)))
+    want = rank.caches["l2"][7].clone()
+    rank.blank()
+    rank.store.fail["read"] = Unavailable("nobody may ask")
+    rank.load(run(0, 0, (9, 2)))
+    assert rank.side.arrived().bad_blocks == frozenset()
+    assert torch.equal(rank.caches["l2"][2], want)
+    rank.side.close()
+
+
+@pytest.mark.parametrize("can_map", [False, True])
+def test_other_pages_come_through_a_buffer(can_map: bool) -> None:
+    """From another host, or into layers of a device's memory, which lie apart."""
+    rank = Rank(FIELDS)
+    rank.store.can_map = can_map
+    if can_map:
+        rank.caches = {name: cache.clone() for name, cache in rank.caches.items()}
+        rank.side = WorkerSide(rank.namespaces, 0, rank.pool, 1.0, 1 << 20)
+        rank.side.register(rank.caches, rank.names, BLOCKS)
+    rank.save(run(0, 0, (3, 7)))
+    want = rank.caches["l2"][7].clone()
+    rank.blank()
+    rank.load(run(0, 0, (9, 2)))
+    assert rank.side.arrived().bad_blocks == frozenset()
+    assert torch.equal(rank.caches["l2"][2], want)
+    rank.side.close()
+
+
+@pytest.mark.parametrize("call", ["match_prefix", "views"])
 def test_trouble_with_the_pool_is_a_miss_of_all(call: str) -> None:
     rank = Rank(FIELDS)
     rank.save(run(0, 0, (3, 4)))

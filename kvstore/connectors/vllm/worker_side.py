@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvstore.client.locations import Locations
     from kvstore.connectors.engine_pool import EnginePool, Reached
     from kvstore.connectors.engine_saves import BlockRun, Load
     from kvstore.namespace import Namespace
@@ -163,34 +164,45 @@ class WorkerSide:
         return missing
 
     def _read(self, pool: Reached, run: BlockRun) -> list[bool]:
-        """Verified pages into our buffer, and from there into the engine's blocks."""
+        """Verified pages into the engine's blocks; which of them came."""
         group, opened = self._groups[run.group], pool.opened[run.group]
-        buffer = self._load_buffer
-        if buffer is None or buffer.closed:
-            buffer = self._load_buffer = pool.store.buffer(self._buffer_bytes)
         chain = _chain(group.namespace, run)
         find = pool.store.match_prefix if group.chained else pool.store.lookup
         lease_id = next(self._lease_ids)
         found = find(
             opened, chain, parts=(group.part,), timeout_s=self._timeout_s, lease_id=lease_id
         )
-        size = group.memory.page_bytes
-        places = range(0, found.pages * size, size)
-        outcomes = pool.store.read(
-            found, buffer, places, part=group.part,
-            timeout_s=self._timeout_s + len(places) * size / limits.PUT_BYTES_PER_S_MIN,
-        )  # fmt: skip
-        came = [isinstance(each, Hit) for each in outcomes]
+        timeout_s = self._timeout_of(found.pages, group)
+        came = _in_place(pool, found, group, run.blocks, timeout_s)
+        if not came:
+            came = self._through_buffer(pool, found, group, run.blocks)
         if all(came):  # else some copy may be on its way yet
             self._thread.run(lambda: self._give_back(run.group, chain, lease_id))
-        came += [False] * (len(run.blocks) - len(came))
-        if all(came):  # V4
-            group.memory.scatter(run.blocks, buffer.view)
-        else:
-            for i, ok in enumerate(came):
-                if ok:
-                    group.memory.scatter(run.blocks[i : i + 1], buffer.view[i * size :])
+        return came + [False] * (len(run.blocks) - len(came))
+
+    def _through_buffer(
+        self, pool: Reached, found: Locations, group: _Group, blocks: Sequence[int]
+    ) -> list[bool]:
+        """Pages copied twice: from wherever they are, and once verified."""
+        buffer = self._load_buffer
+        if buffer is None or buffer.closed:
+            buffer = self._load_buffer = pool.store.buffer(self._buffer_bytes)
+        size = group.memory.page_bytes
+        outcomes = pool.store.read(
+            found, buffer, range(0, found.pages * size, size), part=group.part,
+            timeout_s=self._timeout_of(found.pages, group),
+        )  # fmt: skip
+        came = [isinstance(each, Hit) for each in outcomes]
+        if len(came) == len(blocks) and all(came):  # V4
+            group.memory.scatter(blocks, buffer.view)
+            return came
+        for i, ok in enumerate(came):
+            if ok:
+                group.memory.scatter(blocks[i : i + 1], buffer.view[i * size :])
         return came
+
+    def _timeout_of(self, pages: int, group: _Group) -> float:
+        return self._timeout_s + pages * group.memory.page_bytes / limits.PUT_BYTES_PER_S_MIN
 
     def _give_back(self, group: int, chain: PageChain, lease_id: int) -> None:
         """In the thread beside the engine's. What is not given back lapses."""
@@ -290,6 +302,20 @@ _NAMES: Final = {
     AlreadyThere: "known_pages",
     Refused: "refused_pages",
 }
+
+
+def _in_place(
+    pool: Reached, found: Locations, group: _Group, blocks: Sequence[int], timeout_s: float
+) -> list[bool]:
+    """Pages copied once, from where they lie, where this process can map all of them; else none."""
+    if not group.memory.takes_pages:
+        return []
+    with pool.store.views(found, part=group.part, timeout_s=timeout_s) as pages:
+        views = [page for page in pages if isinstance(page, memoryview)]
+        if len(views) < len(pages):
+            return []
+        group.memory.scatter_pages(blocks[: len(views)], views)  # V4: views are verified
+    return [True] * len(views)
 
 
 def _piece(run: BlockRun, start: int, stop: int) -> BlockRun:
