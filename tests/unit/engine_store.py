@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.client.locations import Found
 from kvstore.client.outcomes import Miss, MissReason
+from kvstore.page import PageChain
+from kvstore.page import PageChain
 from tests.fake_store import FakeStore
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.hints import Hints
-    from kvstore.page import PageChain
 
 
 class EngineFakeStore(FakeStore):
@@ -146,6 +147,34 @@ class EngineFakeStore(FakeStore):
         """Hear it."""
         del timeout_s
         super().hint(opened, chain, hints)
+
+    def put_objects(  # type: ignore[override]  # as above
+        self,
+        opened: OpenedNamespace,
+        names: PageChain,
+        source: object,
+        offsets: Sequence[int],
+        size_bytes: int,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[PutOutcome]:
+        """Store rows."""
+        del wait, timeout_s
+        return super().put_objects(opened, names, source, offsets, size_bytes)
+
+    def list_objects(self, opened: OpenedNamespace) -> list[PageChain]:
+        """Keys of all rows, whatever their namespace."""
+        self._enter("list_objects")
+        del opened
+        return [PageChain(key) for key, _ in self.held]
+
+    def remove(self, opened: OpenedNamespace, chain: PageChain) -> list[bool]:
+        """Take rows out."""
+        was_there = [self._is_whole(opened, key) for key in chain]
+        for key in chain:
+            self.lose(key)
+        return was_there
 
     def close(self) -> None:
         """Close every buffer, as a store does."""
