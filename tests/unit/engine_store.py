@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kvstore.client.locations import Found
 from kvstore.client.outcomes import Miss, MissReason
 from kvstore.page import PageChain
-from kvstore.page import PageChain
 from tests.fake_store import FakeStore
 
 if TYPE_CHECKING:
