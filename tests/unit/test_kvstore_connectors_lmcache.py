@@ -209,6 +209,14 @@ def test_what_the_pool_has_evicted_is_no_longer_counted() -> None:
     assert cache.news[-1] == ("deleted", News([key], [SIZE]))
 
 
+def test_what_is_not_there_in_another_layout_is_still_counted() -> None:
+    cache, key = Cache(), Key(b"one")
+    cache.objects.store([key], [Object(bytes_of(1))])
+    assert cache.objects.look_up([key], {0: Layout(dtypes=("torch.int32",))}) == [False]
+    assert cache.news == [("stored", News([key], [SIZE]))]
+    assert cache.objects.look_up([key], {0: Layout()}) == [True]
+
+
 def test_bytes_that_are_not_the_object_s_are_a_miss() -> None:
     cache, keys = Cache(), [Key(b"one"), Key(b"two")]
     cache.objects.store(keys, [Object(bytes_of(1)), Object(bytes_of(2))])

@@ -14,7 +14,7 @@ from kvstore.connectors.lmcache.pooled import Item
 from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kvstore.connectors.lmcache.naming import NamedObject, ObjectKey
     from kvstore.connectors.lmcache.pooled import PooledObjects
@@ -130,13 +130,15 @@ class L2Objects:
     def look_up(self, keys: Sequence[ObjectKey], described: Mapping[int, Described]) -> list[bool]:
         """Which objects are there in the layout of their group, or as plain bytes; leased."""
         names = [_names(key, described) for key in keys]
-        every = list(dict.fromkeys(name for some in names for name in some))
-        sizes = self.pooled.sizes(every, lease=True)
+        every = dict.fromkeys(name for some in names for name in some)
+        sizes = self.pooled.sizes(list(every), lease=True)
         if sizes is None:
             return [False] * len(keys)
         there = {name for name, size in zip(every, sizes, strict=True) if size}
         found = [not there.isdisjoint(some) for some in names]
-        self._forget([key for key, is_there in zip(keys, found, strict=True) if not is_there])
+        self._forget(
+            [key for key, is_there in zip(keys, found, strict=True) if not is_there], every
+        )
         return found
 
     def load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObject]) -> list[bool]:
@@ -155,11 +157,19 @@ class L2Objects:
         with self._mutex:
             names = [self._accounts[key].name for key in keys if key in self._accounts]
         if names and self.pooled.remove(names):
-            self._forget(keys)
+            self._forget(keys, names)
 
-    def _forget(self, keys: Sequence[ObjectKey]) -> None:
+    def _forget(self, keys: Sequence[ObjectKey], names: Collection[bytes]) -> None:
+        """Account no longer for objects under these names, which are gone.
+
+        Under others they may be there: LMCache's keys say nothing of the layout.
+        """
         with self._mutex:
-            gone = {key: self._accounts.pop(key) for key in keys if key in self._accounts}
+            gone = {
+                key: self._accounts.pop(key)
+                for key in keys
+                if key in self._accounts and self._accounts[key].name in names
+            }
         if gone:
             self._deleted(News(list(gone), [account.size_bytes for account in gone.values()]))
 
