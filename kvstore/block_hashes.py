@@ -45,12 +45,20 @@ def check_hashing(hashing: Hashing) -> None:
         raise BadValue("hash_algorithm", hashing.algorithm, SHA256_CBOR)
 
 
-def chain_of(namespace: Namespace, tokens: Sequence[int], hashing: Hashing) -> PageChain:
-    """The full pages of these tokens, which have no adapter, no picture and no salt."""
+OWN_HASHING: Final = Hashing()
+
+
+def chain_of(
+    namespace: Namespace, tokens: Sequence[int], hashing: Hashing, extra: bytes = b""
+) -> PageChain:
+    """The full pages of these tokens; an engine's have no adapter, no picture and no salt.
+
+    `extra` is for pages with keys of their own, as in `kvstore.page.page_key`.
+    """
     check_hashing(hashing)
     step = namespace.layout.page_tokens
     if hashing.algorithm == OWN:
-        return PageChain.of_tokens(namespace.id, tokens, step)
+        return PageChain.of_tokens(namespace.id, tokens, step, extra=extra)
     hashes = block_hashes(tokens, step, hashing.seed)
     return PageChain(b"".join([engine_key(namespace.id, each) for each in hashes]))
 

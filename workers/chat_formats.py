@@ -7,13 +7,13 @@ with; the programs that run models take the formats from here.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from jinja2 import Template
     from tokenizers import Tokenizer
@@ -102,6 +102,11 @@ class FolderChat:
     def text(self, tokens: Sequence[int]) -> str:
         """The answer without marks."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def chat_of(tokenizer: str) -> ByteChat | FolderChat:
+    """The format of the model whose tokenizer is in this folder; of bytes where there is none."""
+    return load_folder(Path(tokenizer)) if tokenizer else ByteChat()
 
 
 def load_folder(folder: Path) -> FolderChat:

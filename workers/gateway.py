@@ -25,7 +25,7 @@ from kvstore.clock import SystemClock
 from kvstore.errors import BadValue, Unavailable
 from kvstore.rpc.address import bind, bound_address
 from kvstore.startup import run_server
-from workers.chat_formats import ByteChat, load_folder
+from workers.chat_formats import chat_of
 from workers.engine_options import pool_parser, secret_of
 from workers.gateway_http import Gateway, Served
 from workers.gateway_relay import Fleet, Patience
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Coroutine, Sequence
 
-    from workers.chat_formats import ChatFormat
     from workers.serve_messages import About
 
 ROLE: Final = "gateway"
@@ -65,11 +64,13 @@ async def serve(options: argparse.Namespace) -> None:
         undo.push_async_callback(workers.close)
         about = await asked(workers, options.worker)
         opened = await store.open(about.content, about.layout)
-        chat = chat_of(about)
+        chat = chat_of(about.tokenizer)
         patience = Patience(options.first_token_s, options.deadline_s)
         spans = spans_of(os.environ, ROLE)
         undo.push_async_callback(asyncio.to_thread, spans.close)
-        fleet = Fleet(store, workers, opened, chat.end_token, patience, SystemClock())
+        fleet = Fleet(
+            store, workers, opened, chat.end_token, patience, SystemClock(), about.hashing
+        )
         undo.push_async_callback(fleet.close)
         await fleet.present()  # nothing yet: whoever leads now learns of tickets as they are opened
         gateway = Gateway(fleet, Served(about.model, chat, about.context_tokens), spans)
@@ -114,11 +115,6 @@ async def _first_of(
     """Until one of them has ended; the program ends the rest."""
     tasks: list[asyncio.Future[Any]] = [keeping, *map(asyncio.ensure_future, others)]
     await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-
-
-def chat_of(about: About) -> ChatFormat:
-    """The tokenizer that a worker names. ConfigError when it is not on this host."""
-    return load_folder(Path(about.tokenizer)) if about.tokenizer else ByteChat()
 
 
 async def asked(workers: InferenceWorkers, places: Sequence[str]) -> About:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from kvstore.block_hashes import OWN_HASHING, chain_of
 from kvstore.client.ticket_holder import KEEP_EVERY_S, TicketHolder
 from kvstore.client.tickets import (
     HandOver,
@@ -41,6 +42,7 @@ from workers.tracing import stage
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from kvstore.block_hashes import Hashing
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.clock import Clock
     from kvstore.wire.messages.tickets import TicketOpened, TicketRouted
@@ -99,8 +101,10 @@ class Fleet:
         end_token: int,
         patience: Patience,
         clock: Clock,
+        hashing: Hashing = OWN_HASHING,
     ) -> None:
-        """Ask nothing yet."""
+        """Ask nothing yet. `hashing` is where the fleet's pages have their names from."""
+        self.hashing: Final = hashing
         self.master: Final = master
         self.workers: Final = workers
         self.opened: Final = opened
@@ -160,7 +164,7 @@ class Passage:
         self._fleet = fleet
         self._request = request
         self.wish: Final = wish
-        self._chain = fleet.opened.chain(wish.tokens)
+        self._chain = chain_of(fleet.opened.namespace, wish.tokens, fleet.hashing)
         self._sampling = Sampling(wish.temperature, wish.top_p, seed)
         self._began_s = fleet.clock.now_s()
         self._expected = fleet.lengths.expected(wish.max_tokens)

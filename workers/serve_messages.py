@@ -10,6 +10,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from kvstore.block_hashes import OWN_HASHING, Hashing
 from kvstore.errors import BadValue
 from kvstore.namespace import Content, Layout
 
@@ -38,6 +39,8 @@ class About(msgspec.Struct, frozen=True):
     """Of prompt and answer together."""
     tokenizer: str
     """Folder of tokenizer and chat template; empty: a token is a byte."""
+    hashing: Hashing = OWN_HASHING
+    """Where its pages have their names from."""
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.block_hashes import OWN_HASHING, chain_of
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
 from kvstore.namespace import tails
-from kvstore.page import PageChain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.block_hashes import Hashing
     from kvstore.namespace import Namespace
+    from kvstore.page import PageChain
     from kvstore.wire.messages.tickets import TicketClaimed
 
 
@@ -29,12 +31,14 @@ def check_descriptor(
     extra: bytes = b"",
     *,
     is_ahead: bool = False,
+    hashing: Hashing = OWN_HASHING,
 ) -> int:
     """BadValue names the field that contradicts the rest. Returns how many tokens' KV the tail has.
 
     `streamed` are generated tokens that the gateway has, of whoever; the ticket may know of fewer,
     and of more, but of no others. Its pages may be fewer than there are full ones, where the pool
     had no room: the rest is computed again. A claim ahead knows of no token, and of no tail.
+    `hashing` is where the fleet's pages have their names from.
     """
     if claimed.token <= 0:
         raise BadValue("token", claimed.token, "a claim's, above 0")
@@ -54,13 +58,11 @@ def check_descriptor(
         raise BadValue("tokens", claimed.tokens, want)
     # The last token was not computed yet: nothing follows it.
     computed = [*prompt, *claimed.tokens[:-1]]
-    pages = _check_keys(claimed.keys, namespace, computed, extra)
+    pages = _check_keys(claimed.keys, chain_of(namespace, computed, hashing, extra))
     return _check_tail(claimed, namespace, len(computed) - pages * page_tokens)
 
 
-def _check_keys(keys: bytes, namespace: Namespace, computed: Sequence[int], extra: bytes) -> int:
-    page_tokens = namespace.layout.page_tokens
-    chain = PageChain.of_tokens(namespace.id, computed, page_tokens, extra=extra)
+def _check_keys(keys: bytes, chain: PageChain) -> int:
     if len(keys) % KEY_BYTES or not chain.packed.startswith(keys):
         raise BadValue("keys", keys.hex(), f"leading pages of {chain.packed.hex()}")
     return len(keys) // KEY_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvstore.block_hashes import SHA256_CBOR, VLLM_SEED, Hashing, chain_of
 from kvstore.client.descriptor import check_descriptor
 from kvstore.errors import BadValue
 from kvstore.ids import KEY_BYTES
@@ -94,3 +95,14 @@ def test_another_prompt_has_other_pages() -> None:
         check_descriptor(GOOD, SPACE, (1, *PROMPT[1:]))
     with pytest.raises(BadValue, match=r"^keys: "):
         check_descriptor(GOOD, SPACE, PROMPT, extra=b"a picture")
+
+
+def test_pages_may_have_the_names_that_an_engine_gives_its_blocks() -> None:
+    hashing = Hashing(SHA256_CBOR, VLLM_SEED)
+    named = chain_of(SPACE, PROMPT, hashing)
+    theirs = changed(keys=named.packed)
+    assert check_descriptor(theirs, SPACE, PROMPT, hashing=hashing) == 2
+    with pytest.raises(BadValue, match=r"^keys: "):
+        check_descriptor(theirs, SPACE, PROMPT)
+    with pytest.raises(BadValue, match=r"^keys: "):
+        check_descriptor(GOOD, SPACE, PROMPT, hashing=hashing)

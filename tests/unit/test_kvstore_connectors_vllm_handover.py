@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from typing import TYPE_CHECKING
+
 import pytest
 
-from kvstore.connectors.engine_lookups import NOTHING_PROMISED, Promised
+from kvstore.connectors.engine_lookups import DEADLINE_S, NOTHING_PROMISED, SOON_S, Promised
 from kvstore.connectors.engine_namespace import namespaces
 from kvstore.connectors.vllm.handover import (
     HERE,
@@ -17,8 +20,11 @@ from kvstore.connectors.vllm.handover import (
     told_on,
 )
 from kvstore.errors import BadValue
-from tests.unit.test_kvstore_connectors_vllm_scheduler_side import FIELDS, Request
-from tests.unit.test_kvstore_connectors_vllm_scheduler_side import TOKENS as BLOCK
+from tests.unit.scheduler_rig import FIELDS, Request, Rig
+from tests.unit.scheduler_rig import TOKENS as BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 GROUPS = namespaces(FIELDS)
 IDS = tuple([bytes(each.id) for each in GROUPS])
@@ -78,3 +84,34 @@ def test_an_engine_with_other_kv_promises_nothing(caplog: pytest.LogCaptureFixtu
     other = Handover((IDS[0], b"o" * 32), 3 * BLOCK).params()
     assert promised_to(Request(kv_transfer_params=other), GROUPS, 7.0) == NOTHING_PROMISED
     assert "kvharbor doctor engine" in caplog.text
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    with closing(made.side):
+        yield made
+
+
+def test_a_prompt_of_another_engine_is_waited_for_while_its_blocks_come(rig: Rig) -> None:
+    request = Request(kv_transfer_params=Handover(IDS, 3 * BLOCK).params())
+    rig.come(request)
+    rig.clock.advance(2 * DEADLINE_S)
+    assert rig.side.matched_tokens(request, 0) is None
+    for group in (0, 1):
+        rig.hold(group, 0, 1, 2)
+    rig.clock.advance(2 * SOON_S)
+    assert rig.side.matched_tokens(request, 0) is None  # asked anew
+    rig.answered()
+    assert rig.side.matched_tokens(request, 0) == 3 * BLOCK
+
+
+def test_an_engine_says_what_the_next_one_is_to_be_told(rig: Rig) -> None:
+    asked = Request("asked", num_tokens=3 * BLOCK + 1, kv_transfer_params={HERE: True})
+    for request in (asked, Request("not")):
+        rig.come(request)
+    told = rig.side.finished("asked")
+    assert told is not None
+    assert parsed(told).tokens == 3 * BLOCK
+    assert rig.side.finished("not") is None
+    assert rig.side.finished("asked") is None  # which is not there any more

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from kvstore.connectors.breaker import PAUSE_MIN_S
-from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S, SOON_S
+from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
-from kvstore.connectors.vllm.handover import HERE, Handover, parsed
 from kvstore.connectors.vllm.hints import HINTS
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
 from kvstore.errors import Unavailable
@@ -358,28 +357,3 @@ def test_a_hint_that_the_pool_does_not_hear_is_no_trouble(rig: Rig) -> None:
     rig.answered()
     assert rig.pool.troubles == 1, "of the one that has blocks"
     assert not rig.store.heard
-
-
-def test_a_prompt_of_another_engine_is_waited_for_while_its_blocks_come(rig: Rig) -> None:
-    names = tuple([bytes(each.id) for each in rig.namespaces])
-    request = Request(kv_transfer_params=Handover(names, 3 * TOKENS).params())
-    rig.come(request)
-    rig.clock.advance(2 * DEADLINE_S)
-    assert rig.side.matched_tokens(request, 0) is None
-    for group in (0, 1):
-        rig.hold(group, 0, 1, 2)
-    rig.clock.advance(2 * SOON_S)
-    assert rig.side.matched_tokens(request, 0) is None  # asked anew
-    rig.answered()
-    assert rig.side.matched_tokens(request, 0) == 3 * TOKENS
-
-
-def test_an_engine_says_what_the_next_one_is_to_be_told(rig: Rig) -> None:
-    asked = Request("asked", num_tokens=3 * TOKENS + 1, kv_transfer_params={HERE: True})
-    for request in (asked, Request("not")):
-        rig.come(request)
-    told = rig.side.finished("asked")
-    assert told is not None
-    assert parsed(told).tokens == 3 * TOKENS
-    assert rig.side.finished("not") is None
-    assert rig.side.finished("asked") is None  # which is not there any more
