@@ -5,23 +5,28 @@ What is compared is what an engine computes when nothing is in any cache: its fi
 
 from __future__ import annotations
 
+import os
+import signal
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from tests.cluster.servers import until
+from tests.cluster.up import Up, remove_segments
+from tests.engines.conftest import DRAM
 from tests.engines.vllm_engine import BLOCK, PATIENT, VllmEngine
-from tests.engines.worst import LENGTH, PROMPT
+from tests.engines.worst import LENGTH, PROMPT, RETRY_S, Pausing, spoil
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tests.cluster.up import Up
-
 HIT: Final = (LENGTH - 1) // BLOCK * BLOCK
 TIER: Final = ("KvharborTier", "kvstore.connectors.vllm.tier")
 PAUSING: Final = ("PausingTier", "tests.engines.vllm_tiering")
+EVENTS: Final = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
 CPU_TIER_BYTES: Final = 64 << 20
 
 
@@ -90,3 +95,69 @@ def test_tokens_are_the_same_cold_warm_and_in_another_engine(
         model, pool.master, folder=tmp_path, options=options, own_process=apart
     ) as second:
         assert second.generate([PROMPT]) == local
+
+
+def test_what_happens_between_lookup_and_load_costs_time_alone(
+    model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    pausing = Pausing(tmp_path)
+    with TierEngine(
+        model_of("windows"), pool.master, folder=tmp_path, tier=PAUSING,
+        environment=pausing.environment, options=EVENTS,
+    ) as engine:  # fmt: skip
+        cold = engine.generate([PROMPT]).tokens
+
+        def failed(do_worst: Callable[[], object]) -> int:
+            """Rows that do not come, when the worst happens to a pool that has all of it."""
+            until("all is in the pool", lambda: engine.is_warm(cold), RETRY_S)
+            before = engine.counts().get("failed_load_rows", 0)
+            assert pausing.generate(engine, do_worst).tokens == cold
+            return engine.counts().get("failed_load_rows", 0) - before
+
+        assert failed(lambda: None) == 0
+        assert failed(pausing.remove.touch) > 0  # all rows but the first are removed
+        pausing.remove.unlink()
+        # A worker's memory is read without its help; a master that says nothing is one timeout.
+        assert failed(lambda: pool.stop("worker")) == 0
+        os.kill(pool.pid("worker"), signal.SIGCONT)
+        assert failed(lambda: pool.stop("master")) > 0
+        assert engine.counts()["circuit_opened"] >= 1
+        os.kill(pool.pid("master"), signal.SIGCONT)
+        assert failed(lambda: spoil(pool)) > 0
+        until("what was spoilt is there anew", lambda: engine.is_warm(cold), RETRY_S)
+        counts = engine.counts()
+        assert counts["open_rows"] == 0
+        assert counts["told_rows"] == counts["saved_rows"] + counts.get("known_rows", 0)
+
+
+def test_an_engine_serves_without_its_pool_and_finds_it_again(
+    model_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The pool is absent at first; then its worker dies while rows are on their way."""
+    port, data_dir, pausing = free_port(), tmp_path / "pool", Pausing(tmp_path)
+    with TierEngine(
+        model_of("grouped"), f"127.0.0.1:{port}", folder=tmp_path, tier=PAUSING,
+        environment=pausing.environment,
+    ) as engine:  # fmt: skip
+        cold = engine.generate([PROMPT]).tokens
+        assert not engine.is_warm(cold)
+        try:
+            for _ in range(2):
+                with Up(data_dir, f"--listen=127.0.0.1:{port}", dram=DRAM) as up:
+                    until("the pool is of use", lambda: engine.is_warm(cold), RETRY_S)
+                    kill = partial(os.kill, up.pid("worker"), signal.SIGKILL)
+                    assert pausing.generate(engine, kill).tokens == cold
+                assert not engine.is_warm(cold)
+        finally:
+            remove_segments(data_dir)
+        assert engine.counts()["open_rows"] == 0
+    assert "serving goes on without the pool" in engine.log()
+    assert "the pool answers again" in engine.log()
+
+
+def test_a_setting_that_is_unknown_or_wrong_is_named_at_the_start(
+    model_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    engine = TierEngine(model_of("grouped"), "127.0.0.1:1", folder=tmp_path, mastres="127.0.0.1:2")
+    with pytest.raises(AssertionError, match="unknown field `mastres`"), engine:
+        pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from kvstore.connectors.vllm.tier import PREFIX
 from tests.engines.vllm_program import generate, serve
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def answer(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
     generate(engine, SOME)
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     (tier,) = scheduler.connector.connector_scheduler.manager.secondary_tiers
-    return {**tier.rows.totals, "open_rows": tier.rows.open_rows}
+    totals, told_rows = tier.rows.totals, getattr(tier, "told_rows", 0)
+    assert {PREFIX + name for name in totals} <= set(tier.build_metric_definitions({})), totals
+    return {**totals, "open_rows": tier.rows.open_rows, "told_rows": told_rows}
 
 
 if __name__ == "__main__":

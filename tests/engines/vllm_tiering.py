@@ -114,7 +114,16 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # likewise
 
 
 class PausingTier(KvharborTier):
-    """The tier itself, at which a test can stop between lookup and load."""
+    """The tier itself, at which a test can stop between lookup and load, and hear its events."""
+
+    told_rows = 0
+    """Of which vLLM was told that they are in the pool."""
+
+    def take_events(self) -> list[Vllm]:
+        """Count them."""
+        events = list(super().take_events())
+        self.told_rows += sum(len(each.keys) for each in events)
+        return events
 
     def submit_load(self, job_metadata: Vllm) -> None:
         """Wait for the test."""
