@@ -88,6 +88,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
         "kvstore/transfer/cuda.py",
         *MODEL_PROGRAMS,
     ),
+    "sglang": ("kvstore/connectors/sglang/*",),
     "tokenizers": ("workers/chat_formats.py",),
     "transformers": (
         "benchmarks/batching.py",

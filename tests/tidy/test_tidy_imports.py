@@ -15,7 +15,7 @@ HEAVY = {"aiohttp", "gguf", "mooncake", "numpy", "rich", "torch", "transformers"
 
 LOADED = "import sys, kvstore; print(*{name.partition('.')[0] for name in sys.modules})"
 
-ENGINES = ("lmcache", "vllm")
+ENGINES = ("lmcache", "sglang", "vllm")
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 

@@ -1,0 +1,72 @@
+"""Real SGLang engines with a pool: their tokens are those of an engine without one, always."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kvstore.client.store import KVStore
+from tests.cluster.servers import until
+from tests.engines.models import text
+from tests.engines.sglang_engine import PAGE, Generated, SglangEngine, hicache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cluster.up import Up
+
+LENGTH: Final = 200
+PROMPT: Final = text(LENGTH)
+PAGES: Final = (LENGTH - 1) // PAGE
+HIT: Final = PAGES * PAGE
+
+
+@pytest.fixture(scope="module")
+def alone(
+    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[Generated]:
+    """What an engine without a pool makes of PROMPT, cold and warm."""
+    with SglangEngine(model_of("grouped"), folder=tmp_path_factory.mktemp("alone")) as engine:
+        return [engine.generate([each]) for each in (PROMPT, PROMPT)]
+
+
+def test_tokens_are_the_same_cold_warm_and_in_another_engine(
+    alone: list[Generated], model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    """Pages in pieces of the host's memory, each page whole; and the pool emptied by the engine."""
+    cache = hicache(pool.master, layout="page_first_direct")
+    cold, local = alone
+    assert local.cached == [HIT]
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as first:
+        assert first.generate([PROMPT]) == cold
+        until("its pages are in the pool", lambda: pages_of(pool.master) >= PAGES)
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as second:
+        warm = second.generate([PROMPT])
+        assert warm == Generated(local.tokens, [HIT], [HIT])
+        salted = second.generate([PROMPT], salt="another tenant")
+        assert salted == cold
+        until("those as well", lambda: pages_of(pool.master) >= 2 * PAGES)
+        second.clear()
+        until("none is left", lambda: pages_of(pool.master) == 0)
+        second.forget()
+        assert second.generate([PROMPT]) == cold
+
+
+def test_ranks_have_shares_of_their_own(
+    model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    cache = hicache(pool.master)
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path, ranks=2) as engine:
+        cold, local = engine.generate([PROMPT]), engine.generate([PROMPT])
+        assert (cold.cached, local.cached) == ([0], [HIT])
+        until("both ranks' pages are there", lambda: pages_of(pool.master) >= 2 * PAGES)
+        engine.forget()
+        assert engine.generate([PROMPT]) == Generated(local.tokens, [HIT], [HIT])
+
+
+def pages_of(master: str) -> int:
+    """How many pages the pool has."""
+    with KVStore.connect(master) as store:
+        return store.stat().pages
