@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.cli.mooncake import shimmed
 from kvstore.client.store import KVStore
-from tests.cluster.servers import until
+from tests.cluster.servers import until, write_config
 from tests.cluster.up import Up, clean_environment, remove_segments
 from tests.engines.conftest import assert_idle
 from tests.engines.lmcache_server import (
@@ -43,10 +44,11 @@ def objects_in(master: str) -> int:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Up]:
-    """A pool that a test may kill."""
-    data_dir = tmp_path / "mortal"
+    """A pool that a test may kill. A busy machine alone does not make its pages go."""
+    data_dir, config = tmp_path / "mortal", tmp_path / "mortal.toml"
+    write_config(config, {"master": {"worker_lost_after_s": 60.0}})
     try:
-        with Up(data_dir) as up:
+        with Up(data_dir, f"--config={config}") as up:
             yield up
     finally:
         remove_segments(data_dir)
@@ -129,3 +131,8 @@ def test_lmcache_s_own_check_of_remote_storage_passes(pool: Up, tmp_path: Path) 
 def test_remote_storage_gives_back_what_it_was_given(pool: Up) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     run("tests.engines.lmcache_remote_program", pool.master, nobody, environment={})
+
+
+def test_lmcache_s_connector_for_mooncake_store_runs_on_the_pool_by_the_shim(pool: Up) -> None:
+    environment = shimmed({"PYTHONPATH": str(ROOT)}, pool.master, None, "lmcache")
+    run("tests.engines.lmcache_mooncake_program", environment=environment)
