@@ -3,102 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from kvstore.connectors.breaker import PAUSE_MIN_S
 from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S
-from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
-from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.vllm.hints import HINTS
-from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
 from kvstore.errors import Unavailable
 from kvstore.hints import Hints
-from kvstore.namespace import Attention
 from kvstore.page import engine_key
-from tests.fakes import ManualClock
-from tests.unit.engine_store import EngineFakeStore
+from tests.unit.scheduler_rig import HASHES, TOKENS, GoingOn, New, Request, Rig, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvstore.client.locations import Match
     from kvstore.client.namespaces import OpenedNamespace
+    from kvstore.connectors.vllm.scheduler_side import Orders
     from kvstore.page import PageChain
-
-TOKENS = 16
-HASHES = [bytes([i]) * 32 for i in range(1, 9)]
-FULL = EngineGroup(Attention.FULL, ("l0",), 1, 8, 8)
-SLIDING = EngineGroup(Attention.SLIDING, ("l1",), 1, 8, 8, 32)
-FIELDS = EngineFields(
-    engine="e", model="m", revision="r", tenant="t", kv_dtype="float32", compute_dtype="float32",
-    quantization="", config_digest="", hash_algorithm="sha256_cbor", hash_seed="s",
-    block_tokens=TOKENS, tensor_parallel=1, block_order="o", groups=(FULL, SLIDING),
-)  # fmt: skip
-
-
-class Request(msgspec.Struct):
-    """As the scheduler has it."""
-
-    request_id: str = "r"
-    num_tokens: int = 8 * TOKENS
-    block_hashes: list[bytes] = msgspec.field(default_factory=lambda: list(HASHES))
-    kv_transfer_params: dict[str, object] | None = None
-
-
-class New(msgspec.Struct):
-    """A request that a step is the first for."""
-
-    req_id: str
-    block_ids: Sequence[Sequence[int]]
-    num_computed_tokens: int
-
-
-class GoingOn(msgspec.Struct, frozen=True):
-    """Requests of earlier steps."""
-
-    req_ids: Sequence[str] = ()
-    new_block_ids: Sequence[Sequence[Sequence[int]] | None] = ()
-    num_computed_tokens: Sequence[int] = ()
-    resumed_req_ids: frozenset[str] = frozenset()
-
-
-class Step(msgspec.Struct):
-    """What the scheduler has planned."""
-
-    num_scheduled_tokens: dict[str, int]
-    scheduled_new_reqs: Sequence[New] = ()
-    scheduled_cached_reqs: GoingOn = GoingOn()
-
-
-class Rig:
-    """A scheduler's half with a store that the test fills."""
-
-    def __init__(self) -> None:
-        self.store = EngineFakeStore()
-        self.clock = ManualClock()
-        self.namespaces = namespaces(FIELDS)
-        self.pool = EnginePool(lambda: self.store, self.namespaces, self.clock)
-        self.side = SchedulerSide(self.namespaces, self.pool, self.clock, 1.0, DEADLINE_S, 2.0)
-
-    def hold(self, group: int, *places: int) -> None:
-        """Have the pool hold these blocks of a group."""
-        for place in places:
-            key = engine_key(self.namespaces[group].id, HASHES[place])
-            self.store.held[key, 0] = b"payload"
-
-    def come(self, request: Request) -> None:
-        """A request comes, and the pool has been asked."""
-        self.side.on_new_request(request)
-        self.answered()
-
-    def answered(self) -> None:
-        """Wait until the thread beside the scheduler has nothing left to do."""
-        self.side._thread.close(30.0)  # noqa: SLF001 -- it has no other end
-        self.side._thread._is_closed = False  # noqa: SLF001 -- and goes on afterwards
 
 
 @pytest.fixture
@@ -124,60 +47,6 @@ def test_what_all_groups_hold_is_promised_and_ordered(rig: Rig) -> None:
     assert [(run.group, run.blocks) for run in load.runs] == [(0, (8, 7, 6)), (1, (5, 4))]
     assert load.runs[1].hashes == tuple(HASHES[2:4])
     assert rig.side.orders(Step({})).loads == ()
-
-
-def promised(rig: Rig, request: Request) -> None:
-    """The pool holds some of its prompt, the engine has made room for that and loads it."""
-    rig.hold(0, 0, 1, 2, 3)
-    rig.hold(1, 2, 3)
-    rig.come(request)
-    assert rig.side.matched_tokens(request, 0) == 4 * TOKENS
-    assert rig.store.pages_leased == 6
-    rig.side.allotted(request, [[9, 8, 7, 6, 5], [0, 0, 5, 4, 3]], 4 * TOKENS)
-    rig.side.orders(Step({}))
-    rig.answered()
-    assert rig.store.pages_leased == 6
-
-
-def load_has_come(rig: Rig) -> None:
-    rig.side.orders(Step({"r": TOKENS}, [New("r", [[9, 8, 7, 6, 5]] * 2, 4 * TOKENS)]))
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(load_has_come, id="loaded"),
-        pytest.param(lambda rig: rig.side.finished("r"), id="aborted"),
-        pytest.param(lambda rig: rig.side.loads_failed(["r"], []), id="failed"),
-    ],
-)
-def test_what_was_leased_for_a_request_is_given_back(rig: Rig, end: Callable[[Rig], None]) -> None:
-    request = Request()
-    promised(rig, request)
-    end(rig)
-    rig.answered()
-    assert rig.store.pages_leased == 0
-
-
-def test_a_preempted_request_is_promised_nothing_that_is_not_leased(rig: Rig) -> None:
-    request = Request()
-    promised(rig, request)
-    load_has_come(rig)
-    assert rig.side.matched_tokens(request, 0) is None  # asked anew
-    rig.answered()
-    assert rig.side.matched_tokens(request, 0) == 4 * TOKENS
-    assert rig.store.pages_leased == 6
-
-
-def test_leases_that_cannot_be_given_back_lapse_and_harm_nobody(rig: Rig) -> None:
-    request = Request()
-    promised(rig, request)
-    rig.store.fail["give_back_lease"] = Unavailable("away")
-    rig.side.finished("r")
-    rig.answered()
-    rig.come(Request("other"))
-    assert rig.side.matched_tokens(Request("other"), 0) == 0
-    assert rig.side.open_requests == 1
 
 
 def test_a_hole_in_the_window_makes_the_promise_shorter(rig: Rig) -> None:

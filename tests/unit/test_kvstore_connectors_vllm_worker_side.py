@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from kvstore.client.outcomes import MissReason
+from kvstore.client.outcomes import MissReason, RefusedReason
+from kvstore.connectors.engine_events import PutBlock
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.engine_saves import BlockRun, Load
@@ -96,6 +97,20 @@ def run(group: int, first: int, blocks: tuple[int, ...]) -> BlockRun:
 
 def same(one: torch.Tensor, other: torch.Tensor, to: int, of: int) -> bool:
     return torch.equal(one[to], other[of])
+
+
+def test_a_rank_tells_what_it_has_put_where_somebody_wants_to_know() -> None:
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 7)))
+    assert rank.side.put_blocks() == []
+    rank.side.tells_puts = True
+    rank.store.refuse[engine_key(rank.namespaces[0].id, HASHES[3])] = RefusedReason.OUT_OF_SPACE
+    rank.save(run(0, 0, (3, 7, 1, 2)))
+    assert rank.side.put_blocks() == [PutBlock(0, HASHES[i]) for i in range(3)]
+    rank.store.fail["put_parts"] = Unavailable("away")
+    rank.save(run(0, 4, (5,)))
+    assert rank.side.put_blocks() == []
+    rank.side.close()
 
 
 def test_blocks_come_back_bit_by_bit_to_other_places() -> None:

@@ -29,6 +29,7 @@ from kvstore.clock import SystemClock
 from kvstore.connectors.engine_namespace import as_text, check_fields, namespaces, warnings
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.pool_settings import connect
+from kvstore.connectors.vllm.events import BlockEvents, RankPuts
 from kvstore.connectors.vllm.fields import ENGINES, engine_fields
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
 from kvstore.connectors.vllm.settings import settings_of
@@ -80,6 +81,9 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         self._pool = EnginePool(lambda: connect(settings, "vllm"), made, clock)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._events: BlockEvents | None = None
+        publishes = vllm_config.kv_events_config
+        is_published = publishes is not None and publishes.enable_kv_cache_events
         if role is KVConnectorRole.SCHEDULER:
             for text in warnings(fields):
                 _LOG.warning("kvharbor: %s", text)
@@ -90,11 +94,16 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
                 settings.handover_deadline_s,
             )  # fmt: skip
             self._scheduler.reach()
+            if is_published:
+                ranks = [len(each.parts) for each in made]
+                self._events = BlockEvents(ranks, made[0].layout.page_tokens)
+                self._scheduler.on_save = self._events.plan
         else:
             rank = get_tensor_model_parallel_rank()
             self._worker = WorkerSide(
                 made, rank, self._pool, settings.timeout_s, settings.save_buffer_bytes
             )
+            self._worker.tells_puts = is_published
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -140,8 +149,14 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         """Hear which loads failed."""
         failed = sorted(connector_output.failed_recving or ())
         bad = sorted(connector_output.invalid_block_ids or ())
-        if failed or bad:
-            self.scheduler_half.loads_failed(failed, bad)
+        lost = self.scheduler_half.loads_failed(failed, bad) if failed or bad else []
+        if self._events is not None:
+            self._events.put(connector_output.kv_connector_worker_meta)
+            self._events.lost(lost)
+
+    def take_events(self) -> list[Vllm]:
+        """Tell of what this engine has put into the pool, where vLLM publishes KV events."""
+        return [] if self._events is None else self._events.take()
 
     def request_finished(
         self, request: Vllm, block_ids: list[int]
@@ -201,6 +216,11 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Tell which blocks did not come; vLLM asks right after get_transfer_results."""
         return set(self._arrived.bad_blocks)
+
+    def build_connector_worker_meta(self) -> RankPuts | None:
+        """Send along what this rank has put."""
+        put = self.worker_half.put_blocks()
+        return RankPuts(put) if put else None
 
     def get_kv_connector_stats(self) -> PoolStats | None:
         """What was counted since the last call, on this rank or in the scheduler."""

@@ -11,6 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvstore.connectors.engine_events import PutBlock
 from kvstore.connectors.engine_lookups import Answer, Held, Lookups, Question
 from kvstore.connectors.engine_saves import BlockRun, Load, Saves, Scheduled, loads_of
 from kvstore.connectors.one_thread import OneThread
@@ -20,7 +21,7 @@ from kvstore.namespace import Attention
 from kvstore.page import PageChain, engine_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvstore.clock import Clock
     from kvstore.connectors.engine_pool import EnginePool, Reached
@@ -76,12 +77,14 @@ class SchedulerSide:
         self._local: dict[str, int] = {}
         """Blocks that the engine had when it last asked for a request."""
         self._to_load: list[Load] = []
-        self._loading: dict[str, frozenset[int]] = {}
-        """Blocks of each request whose load is not known to have ended."""
+        self._loading: dict[str, tuple[BlockRun, ...]] = {}
+        """What is loaded for each request whose load is not known to have ended."""
         self._lease_ids: dict[str, int] = {}
         """Under which number requests have leases: that of the first question for each."""
         self._leased: dict[int, tuple[bytes, ...]] = {}
         """What is leased under these numbers; for the thread beside the scheduler's alone."""
+        self.on_save: Callable[[Request, Sequence[BlockRun]], None] | None = None
+        """Told of what is to be saved of a request."""
         self.counts: Counter[str] = Counter()
         """Totals since the start; see connector statistics."""
 
@@ -122,7 +125,7 @@ class SchedulerSide:
         stop = first + tokens // self._block_tokens
         runs = loads_of(request.block_hashes, tables, first, stop)
         self._to_load.append(Load(rid, runs))
-        self._loading[rid] = frozenset(block for run in runs for block in run.blocks)
+        self._loading[rid] = runs
         self.counts["promised_pages"] += stop - first
 
     def orders(self, output: StepOutput) -> Orders:
@@ -155,20 +158,26 @@ class SchedulerSide:
         new_from = computed // self._block_tokens
         scheduled = Scheduled(rid, self._requests[rid].block_hashes, new_from, full)
         runs = self._saves.plan(scheduled, self._lookups.held(rid), self._clock.now_s())
+        if self.on_save is not None:
+            self.on_save(self._requests[rid], runs)
         hints = self._hints.get(rid)
         return runs if hints is None else [run._replace(hints=hints) for run in runs]
 
-    def loads_failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
-        """Workers could not bring these requests' blocks, or these blocks."""
+    def loads_failed(self, requests: Sequence[str], blocks: Sequence[int]) -> list[PutBlock]:
+        """Workers could not bring these requests' blocks, or these blocks; which may be gone."""
         bad = frozenset(blocks)
-        failed = {rid for rid, loading in self._loading.items() if loading & bad}
+        failed = {rid for rid, runs in self._loading.items() if not bad.isdisjoint(_blocks(runs))}
+        gone: list[PutBlock] = []
         for rid in failed.union(requests):
             self.counts["failed_loads"] += 1
-            self._loading.pop(rid, None)
+            for run in self._loading.pop(rid, ()):
+                pairs = zip(run.hashes, run.blocks, strict=True)
+                gone += [PutBlock(run.group, h) for h, block in pairs if not bad or block in bad]
             self._give_back(rid)
             self._lookups.load_failed(rid, self._clock.now_s())
             if rid in self._requests:
                 self._saves.start_over(rid, self._requests[rid].block_hashes)
+        return gone
 
     def finished(self, rid: str) -> dict[str, object] | None:
         """The request has ended, by itself or not; its blocks are vLLM's again.
@@ -197,7 +206,8 @@ class SchedulerSide:
     @property
     def open_requests(self) -> int:
         """Requests of which something is remembered."""
-        return max(map(len, (self._requests, self._lookups, self._saves, self._hints)))
+        books = len(self._requests), len(self._lookups), len(self._saves), len(self._hints)
+        return max(books)
 
     def close(self) -> None:
         """End the thread and the connection."""
@@ -281,6 +291,10 @@ class SchedulerSide:
             except Empty:
                 return
             self._lookups.hear(answer, now_s)
+
+
+def _blocks(runs: Sequence[BlockRun]) -> list[int]:
+    return [block for run in runs for block in run.blocks]
 
 
 def _chain(namespace: Namespace, hashes: Sequence[bytes]) -> PageChain:

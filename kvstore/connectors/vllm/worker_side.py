@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
+from kvstore.connectors.engine_events import PutBlock
 from kvstore.connectors.engine_namespace import part_of
 from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.vllm.blocks import GroupBlocks
@@ -91,6 +92,9 @@ class WorkerSide:
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
+        self._put_blocks: deque[PutBlock] = deque()
+        self.tells_puts = False
+        """Whether somebody takes what `put_blocks` has to say."""
         self._thread = OneThread("kvharbor-saves")
         self._lease_ids = itertools.count(1)
         self.counts: Counter[str] = Counter()
@@ -281,10 +285,19 @@ class WorkerSide:
         return found
 
     def _count(self, run: BlockRun, stored: list[str] | None) -> None:
+        if stored and self.tells_puts:
+            there = zip(run.hashes, stored, strict=True)
+            self._put_blocks += [
+                PutBlock(run.group, bytes(each)) for each, name in there if name in _THERE
+            ]
         for name in stored or ["failed_save_pages"] * len(run.blocks):
             self.counts[name] += 1
             if name == "saved_pages":
                 self.counts["saved_bytes"] += self._page_bytes(run.group)
+
+    def put_blocks(self) -> list[PutBlock]:
+        """Blocks that were put, or found to be there, since it was last asked."""
+        return [self._put_blocks.popleft() for _ in range(len(self._put_blocks))]
 
     @property
     def totals(self) -> dict[str, int]:
@@ -302,6 +315,7 @@ _NAMES: Final = {
     AlreadyThere: "known_pages",
     Refused: "refused_pages",
 }
+_THERE: Final = frozenset({_NAMES[Stored], _NAMES[AlreadyThere]})
 
 
 def _in_place(
