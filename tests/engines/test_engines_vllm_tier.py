@@ -45,9 +45,10 @@ class TierEngine(VllmEngine):
         environment: dict[str, str] | None = None,
         own_process: bool = False,
         options: Mapping[str, object] | None = None,
+        chunk: int = 1,
         **own: object,
     ) -> None:
-        """Remember how to start it; `own` are the tier's settings."""
+        """Remember how to start it; `chunk` blocks are a row, `own` are the tier's settings."""
         kind, module = tier
         tiers = [{"type": kind, "module_path": module, "masters": masters, **PATIENT, **own}]
         transfer = {
@@ -58,6 +59,7 @@ class TierEngine(VllmEngine):
                 "spec_name": "CpuTieringSpec",
                 "spec_module_path": "tests.engines.vllm_tiering",
                 "cpu_bytes_to_use": CPU_TIER_BYTES,
+                "blocks_per_chunk": chunk,
                 "secondary_tiers": tiers,
             },
         }
@@ -75,25 +77,28 @@ class TierEngine(VllmEngine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("grouped", "float32"), ("windows", "float32"), ("latent", "bfloat16")],
+    ("kind", "dtype", "chunk"),
+    [("grouped", "float32", 2), ("windows", "float32", 1), ("latent", "bfloat16", 1)],
 )
 def test_tokens_are_the_same_cold_warm_and_in_another_engine(
-    kind: str, dtype: str, model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+    kind: str, dtype: str, chunk: int, model_of: Callable[[str], Path], pool: Up, tmp_path: Path
 ) -> None:
-    model, options = model_of(kind), {"dtype": dtype}
-    with TierEngine(model, pool.master, folder=tmp_path, options=options) as first:
+    def engine(*, own_process: bool = False) -> TierEngine:
+        return TierEngine(
+            model_of(kind), pool.master, folder=tmp_path, options={"dtype": dtype}, chunk=chunk,
+            own_process=own_process,
+        )  # fmt: skip
+
+    with engine() as first:
         cold, local = first.generate([PROMPT]), first.generate([PROMPT])
         assert (cold.cached, local.cached) == ([0], [HIT])
         until("all is in the pool", lambda: first.is_warm(local.tokens))
         counts = first.counts()
-        assert counts["loaded_rows"] >= HIT // BLOCK
+        assert counts["loaded_rows"] >= HIT // BLOCK // chunk
         assert not counts.get("failed_load_rows")
         assert counts["open_rows"] == 0
     apart = kind == "grouped"  # scheduler and worker, as vLLM serves by default
-    with TierEngine(
-        model, pool.master, folder=tmp_path, options=options, own_process=apart
-    ) as second:
+    with engine(own_process=apart) as second:
         assert second.generate([PROMPT]) == local
 
 
