@@ -14,7 +14,7 @@ from kvstore.cli.mooncake import shimmed
 from kvstore.client.store import KVStore
 from tests.cluster.servers import until, write_config
 from tests.cluster.up import Up, clean_environment, remove_segments
-from tests.engines.conftest import assert_idle
+from tests.engines.conftest import DRAM, assert_idle
 from tests.engines.lmcache_server import (
     CHUNK,
     QUIET,
@@ -48,7 +48,7 @@ def mortal(tmp_path: Path) -> Iterator[Up]:
     data_dir, config = tmp_path / "mortal", tmp_path / "mortal.toml"
     write_config(config, {"master": {"worker_lost_after_s": 60.0}})
     try:
-        with Up(data_dir, f"--config={config}") as up:
+        with Up(data_dir, f"--config={config}", dram=DRAM) as up:
             yield up
     finally:
         remove_segments(data_dir)
