@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tests.cluster.servers import until
 from tests.engines.program import Program
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ def hicache(
         "hicache_storage_prefetch_policy": "wait_complete",
         "hicache_storage_backend": "dynamic",
         "hicache_storage_backend_extra_config": json.dumps(extra),
+    }
+
+
+def linked(masters: str, **ours: object) -> dict[str, object]:
+    """Options of an engine that reaches the pool from the device's memory."""
+    return {
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": {
+            "linker": "KvharborLinker",
+            "linker_module_path": "kvstore.connectors.sglang.linker",
+            "linker_extra_config": {"masters": masters, **PATIENT, **ours},
+        },
     }
 
 
@@ -102,9 +116,13 @@ class SglangEngine(Program):
         return Generated(**self.reply())
 
     def forget(self) -> None:
-        """Have it drop its own caches, of device and host."""
-        self.tell(do="forget")
-        assert self.reply() == {"forgot": True}
+        """Have it drop its own caches, of device and host: it refuses until it is idle."""
+
+        def forgot() -> bool:
+            self.tell(do="forget")
+            return self.reply() == {"forgot": True}
+
+        until("the engine forgets", forgot)
 
     def clear(self) -> None:
         """Have it drop what it, and its like, have in the pool."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from kvstore.client.store import KVStore
 from tests.cluster.servers import until
 from tests.engines.models import text
-from tests.engines.sglang_engine import PAGE, Generated, SglangEngine, hicache
+from tests.engines.sglang_engine import PAGE, Generated, SglangEngine, hicache, linked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +66,25 @@ def test_ranks_have_shares_of_their_own(
         until("both ranks' pages are there", lambda: pages_of(pool.master) >= 2 * PAGES)
         engine.forget()
         assert engine.generate([PROMPT]) == Generated(local.tokens, [HIT], [HIT])
+
+
+def test_tokens_are_the_same_without_a_cache_of_the_hosts(
+    model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    """The linker; a pool that stops is a miss to it as well."""
+    cache = linked(pool.master)
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as engine:
+        cold, local = engine.generate([PROMPT]), engine.generate([PROMPT])
+        assert (cold.cached, local.cached) == ([0], [HIT])
+        until("all pages are there", lambda: pages_of(pool.master) >= PAGES)
+        engine.forget()
+        warm = engine.generate([PROMPT])
+        assert (warm.tokens, warm.cached) == (local.tokens, [HIT])
+        engine.forget()
+        pool.stop("master")
+        away = engine.generate([PROMPT])
+        assert (away.tokens, away.cached) == (cold.tokens, [0])
+        os.kill(pool.pid("master"), signal.SIGCONT)
 
 
 def pages_of(master: str) -> int:
