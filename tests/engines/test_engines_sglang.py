@@ -23,15 +23,17 @@ LENGTH: Final = 200
 PROMPT: Final = text(LENGTH)
 PAGES: Final = (LENGTH - 1) // PAGE
 HIT: Final = PAGES * PAGE
+OTHERS: Final = [text(100 + 30 * i, seed=i + 1) for i in range(4)]
+FAILURES: Final = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.4"}
 
 
 @pytest.fixture(scope="module")
 def alone(
     model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[Generated]:
-    """What an engine without a pool makes of PROMPT, cold and warm."""
+    """What an engine without a pool makes of PROMPT, cold and warm, and of OTHERS one by one."""
     with SglangEngine(model_of("grouped"), folder=tmp_path_factory.mktemp("alone")) as engine:
-        return [engine.generate([each]) for each in (PROMPT, PROMPT)]
+        return [engine.generate([each]) for each in (PROMPT, PROMPT, *OTHERS)]
 
 
 def test_tokens_are_the_same_cold_warm_and_in_another_engine(
@@ -39,7 +41,7 @@ def test_tokens_are_the_same_cold_warm_and_in_another_engine(
 ) -> None:
     """Pages in pieces of the host's memory, each page whole; and the pool emptied by the engine."""
     cache = hicache(pool.master, layout="page_first_direct")
-    cold, local = alone
+    cold, local, *_ = alone
     assert local.cached == [HIT]
     with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as first:
         assert first.generate([PROMPT]) == cold
@@ -56,6 +58,51 @@ def test_tokens_are_the_same_cold_warm_and_in_another_engine(
         assert second.generate([PROMPT]) == cold
 
 
+def test_tokens_are_the_same_with_flat_pages_and_layers_apart(
+    alone: list[Generated], model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    """Also while the pool is away, and once it is back."""
+    cache = hicache(pool.master, layout="layer_first", in_pieces=False)
+    cold, local, *others = alone
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as engine:
+        assert engine.generate([PROMPT]) == cold
+        until("its pages are in the pool", lambda: pages_of(pool.master) >= PAGES)
+        engine.forget()
+        assert engine.generate([PROMPT]) == Generated(local.tokens, [HIT], [HIT])
+        engine.forget()
+        pool.stop("master")
+        assert engine.generate([PROMPT]) == cold
+        for prompt, right in zip(OTHERS, others, strict=True):
+            assert engine.generate([prompt]).tokens == right.tokens
+        os.kill(pool.pid("master"), signal.SIGCONT)
+
+        def finds_it_again() -> bool:
+            engine.forget()
+            told = engine.generate([PROMPT])
+            assert told.tokens in (cold.tokens, local.tokens)
+            return told.storage == [HIT]
+
+        until("the engine finds the pool again", finds_it_again)
+
+
+def test_tokens_are_the_same_when_four_calls_in_ten_fail(
+    alone: list[Generated], model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+) -> None:
+    """Calls that say they failed; and layers apart, in pieces of one layer each."""
+    cache = hicache(pool.master, layout="layer_first")
+    prompts = (PROMPT, *OTHERS)
+    right = [each.tokens for each in (alone[0], *alone[2:])]
+    engine = SglangEngine(model_of("grouped"), cache, folder=tmp_path, environment=FAILURES)
+    with engine:
+        from_storage = 0
+        for _ in range(6):
+            told = [engine.generate([each]) for each in prompts]
+            assert [each.tokens for each in told] == right
+            from_storage += sum(each.storage[0] for each in told)
+            engine.forget()
+        assert from_storage > 0
+
+
 def test_ranks_have_shares_of_their_own(
     model_of: Callable[[str], Path], pool: Up, tmp_path: Path
 ) -> None:
@@ -68,15 +115,16 @@ def test_ranks_have_shares_of_their_own(
         assert engine.generate([PROMPT]) == Generated(local.tokens, [HIT], [HIT])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_tokens_are_the_same_without_a_cache_of_the_hosts(
-    model_of: Callable[[str], Path], pool: Up, tmp_path: Path
+    ranks: int, model_of: Callable[[str], Path], pool: Up, tmp_path: Path
 ) -> None:
     """The linker; a pool that stops is a miss to it as well."""
     cache = linked(pool.master)
-    with SglangEngine(model_of("grouped"), cache, folder=tmp_path) as engine:
+    with SglangEngine(model_of("grouped"), cache, folder=tmp_path, ranks=ranks) as engine:
         cold, local = engine.generate([PROMPT]), engine.generate([PROMPT])
         assert (cold.cached, local.cached) == ([0], [HIT])
-        until("all pages are there", lambda: pages_of(pool.master) >= PAGES)
+        until("all pages are there", lambda: pages_of(pool.master) >= ranks * PAGES)
         engine.forget()
         warm = engine.generate([PROMPT])
         assert (warm.tokens, warm.cached) == (local.tokens, [HIT])
