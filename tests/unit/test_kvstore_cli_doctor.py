@@ -31,7 +31,7 @@ def fields(**changes: str) -> EngineFields:
         "block_order": "o", **changes,
     }  # fmt: skip
     group = EngineGroup(Attention.FULL, ("l0",), 2, 32, 32)
-    return EngineFields(**values, block_tokens=32, tensor_parallel=1, groups=(group,))
+    return EngineFields(**values, block_tokens=32, tensor_parallel=1, groups=(group,), rows={})
 
 
 @pytest.fixture
