@@ -16,6 +16,7 @@ from kvstore import KVStore
 from kvstore.announcement import read_announcement
 from kvstore.client.tickets import list_tickets
 from kvstore.config import read_secret
+from tests.cluster.forked import mother
 from tests.cluster.servers import die_with_parent, until
 from tests.cluster.up import Up, clean_environment
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvstore.wire.messages.tickets import TicketList
+    from tests.cluster.forked import Forked
 
 WAIT_S: Final = 120.0
 
@@ -50,7 +52,7 @@ class Fleet:
         self._file = secret
         self._config = config
         self._secret = [] if secret is None else [f"--secret-file={secret}"]
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
@@ -77,7 +79,9 @@ class Fleet:
     def start(self, name: str, role: str) -> None:
         """Start an inference worker; `where` waits for it."""
         own = [f"--role={role}", f"--name={name}", "--model=tiny", "--threads=1"]
-        self._run(name, "workers.serve", *own, *self._options)
+        given = [*self._shared(), *own, *self._options]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = mother().start("workers.serve", given, log)
 
     def start_gateway(self, name: str, *options: str) -> str:
         """Start one for the workers that run: where it listens, once it does."""
@@ -132,13 +136,15 @@ class Fleet:
         return Asked(self.gateway, path, {**body, "stream": True}, {})
 
     def _run(self, name: str, module: str, *options: str) -> None:
-        shared = [f"--master={self.up.master}", f"--data-dir={self.folder}", *self._secret]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *shared, *options],
+                [sys.executable, "-P", "-m", module, *self._shared(), *options],
                 env=clean_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent,
             )  # fmt: skip
+
+    def _shared(self) -> list[str]:
+        return [f"--master={self.up.master}", f"--data-dir={self.folder}", *self._secret]
 
     def _stop_all(self) -> None:
         for process in reversed(self.processes.values()):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
+
+import torch
 
 from kvstore.connectors.transformers import PooledPrefix
 from workers.engine import Engine, EngineRequest
@@ -14,15 +17,18 @@ if TYPE_CHECKING:
 
     from kvstore import KVStore
 
+torch.set_num_threads(1)  # others are at work, and threads that spin slow all of them down
+
 
 def alone(prompt: str, tokens: int, temperature: float = 0, top_p: float = 1, seed: int = 0) -> str:
     """What one process with the model answers."""
-    return load().chat.text(alone_tokens(prompt, tokens, temperature, top_p, seed))
+    return load().chat.text(list(alone_tokens(prompt, tokens, temperature, top_p, seed)))
 
 
+@cache
 def alone_tokens(
     prompt: str, tokens: int, temperature: float = 0, top_p: float = 1, seed: int = 0
-) -> list[int]:
+) -> tuple[int, ...]:
     """The same as tokens."""
     language = load()
     encoded = tuple(prompt.encode())
@@ -32,7 +38,7 @@ def alone_tokens(
     made: list[int] = []
     while engine.running:
         made += [one.token for one in engine.step()]
-    return made
+    return tuple(made)
 
 
 def in_pool(store: KVStore, tokens: Sequence[int]) -> int:
