@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 import pytest
 
@@ -21,7 +23,6 @@ from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 HIT: Final = (LENGTH - 1) // BLOCK * BLOCK
 TIER: Final = ("KvharborTier", "kvstore.connectors.vllm.tier")
@@ -50,9 +51,12 @@ class TierEngine(VllmEngine):
     ) -> None:
         """Remember how to start it; `chunk` blocks are a row, `own` are the tier's settings."""
         kind, module = tier
+        name = uuid4().hex
+        self._memory = Path(f"/dev/shm/vllm_offload_{name}.mmap")
         tiers = [{"type": kind, "module_path": module, "masters": masters, **PATIENT, **own}]
         transfer = {
             "kv_connector": "OffloadingConnector",
+            "engine_id": name,
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
@@ -67,6 +71,11 @@ class TierEngine(VllmEngine):
             model, folder=folder, environment=environment, own_process=own_process,
             options={**(options or {}), "kv_transfer_config": transfer},
         )  # fmt: skip
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        """End it; an engine whose start has failed leaves the memory of vLLM's tier behind."""
+        super().__exit__(kind)
+        self._memory.unlink(missing_ok=True)
 
     def is_warm(self, cold: list[list[int]]) -> bool:
         """Whether the pool gives it the whole prompt; its tokens are right either way."""
