@@ -13,7 +13,7 @@ from kvstore.client.outcomes import MissReason
 from kvstore.connectors.engine_namespace import namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.sglang import rows
-from kvstore.connectors.sglang.device_pages import DevicePages, buffers_of
+from kvstore.connectors.sglang.device_pages import DevicePages, buffers_of, is_alike_on_ranks
 from kvstore.connectors.sglang.links import Links, Load
 from kvstore.connectors.sglang.rows import Rows
 from kvstore.errors import BadValue, LayoutMismatch, Unavailable
@@ -23,6 +23,18 @@ from tests.unit.sglang_pools import FIELDS, RowStore
 TOKENS, PAGE, HEADS, DIM = 32, 4, 2, 3
 KEYS = ["a" * 64, "b" * 64, "c" * 64]
 WAIT_S = 60.0
+
+
+class MHATokenToKVPool(SimpleNamespace):
+    """As SGLang calls it."""
+
+
+class MLATokenToKVPool(SimpleNamespace):
+    """As SGLang calls it."""
+
+
+class DSATokenToKVPool(MLATokenToKVPool):
+    """As SGLang calls it: latents with an indexer beside them."""
 
 
 class Counter:
@@ -58,7 +70,7 @@ class Rank:
         shape = (TOKENS, HEADS, DIM)
         count = TOKENS * HEADS * DIM
         made = [torch.arange(count, dtype=torch.float32).view(shape) + i * count for i in range(4)]
-        self.cache = SimpleNamespace(k_buffer=made[:2], v_buffer=made[2:])
+        self.cache = MHATokenToKVPool(k_buffer=made[:2], v_buffer=made[2:], k_scale_buffer=None)
         (self.namespace,) = namespaces(FIELDS)
         self.pages = DevicePages(buffers_of(self.cache), PAGE)
         self.counter = Counter(self.pages.layers)
@@ -184,10 +196,20 @@ def test_after_a_reset_nothing_is_known_or_under_way() -> None:
     rank.close()
 
 
-def test_latents_are_one_buffer_a_layer_and_others_are_refused() -> None:
-    latents = SimpleNamespace(kv_buffer=[torch.zeros(TOKENS, 1, DIM)] * 2)
+def test_latents_are_one_buffer_a_layer_and_the_same_on_all_ranks() -> None:
+    latents = MLATokenToKVPool(kv_buffer=[torch.zeros(TOKENS, 1, DIM)] * 2)
     assert DevicePages(buffers_of(latents), PAGE).page_bytes == 2 * PAGE * DIM * 4
-    with pytest.raises(BadValue, match="storage backend"):
-        buffers_of(SimpleNamespace())
+    assert is_alike_on_ranks(latents)
+    assert not is_alike_on_ranks(Rank().cache)
+
+
+def test_caches_with_more_than_keys_and_values_are_refused() -> None:
+    """Their sidecars would stay behind: KV would be restored, and read with another's scales."""
+    indexed = DSATokenToKVPool(kv_buffer=[torch.zeros(TOKENS, 1, DIM)])
+    scaled = Rank().cache
+    scaled.k_scale_buffer = [torch.zeros(TOKENS)]
+    for cache in (indexed, scaled, SimpleNamespace()):
+        with pytest.raises(BadValue, match="storage backend"):
+            buffers_of(cache)
     with pytest.raises(LayoutMismatch):
         DevicePages([[torch.zeros(HEADS, TOKENS, DIM).transpose(0, 1)]], PAGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,14 +15,26 @@ if TYPE_CHECKING:
     from kvstore.connectors.sglang.rows import Pieces
 
 
+HEADS: Final = "MHATokenToKVPool"
+LATENTS: Final = "MLATokenToKVPool"
+"""Caches that are served, by exact name: those made of them have more beside keys and values
+(scales, an indexer), without which KV is another's."""
+
+
 def buffers_of(cache: Sglang) -> list[list[torch.Tensor]]:
     """For each layer its buffers, [tokens, ...]; BadValue for a cache of another kind."""
-    if hasattr(cache, "k_buffer") and hasattr(cache, "v_buffer"):
+    kind = type(cache).__name__
+    if kind == HEADS and cache.k_scale_buffer is None:
         return [list(pair) for pair in zip(cache.k_buffer, cache.v_buffer, strict=True)]
-    if isinstance(getattr(cache, "kv_buffer", None), list):
+    if kind == LATENTS:
         return [[each] for each in cache.kv_buffer]
-    want = "keys and values, or latents, of every layer: else use the storage backend"
-    raise BadValue("kv cache", type(cache).__name__, want)
+    want = f"{HEADS} without scales, or {LATENTS}: else use the storage backend"
+    raise BadValue("kv cache", kind, want)
+
+
+def is_alike_on_ranks(cache: Sglang) -> bool:
+    """Whether all ranks have the same bytes."""
+    return type(cache).__name__ == LATENTS
 
 
 class DevicePages:

@@ -29,7 +29,7 @@ from kvstore.clock import SystemClock
 from kvstore.connectors.engine_namespace import as_text, check_fields, namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.pool_settings import connect
-from kvstore.connectors.sglang.device_pages import DevicePages, buffers_of
+from kvstore.connectors.sglang.device_pages import DevicePages, buffers_of, is_alike_on_ranks
 from kvstore.connectors.sglang.fields import ENGINES, Facts, engine_fields, plain
 from kvstore.connectors.sglang.links import Links, Load
 from kvstore.connectors.sglang.rows import Rows
@@ -61,6 +61,8 @@ class KvharborLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is not
         others = sorted(each.name for each in components if each is not ComponentType.FULL)
         if others:
             raise BadValue("components", others, "full attention alone: else the storage backend")
+        if params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
+            raise BadValue("draft model", "KV of its own", "none: else the storage backend")
         settings = settings_of(extra_config or {})
         cache = params.token_to_kv_pool_allocator.get_kvcache()
         layers = buffers_of(cache)
@@ -88,7 +90,7 @@ class KvharborLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is not
         (namespace,) = namespaces(fields)
         clock = SystemClock()
         pool = EnginePool(lambda: connect(settings, "sglang"), [namespace], clock)
-        same = len(layers[0]) == 1  # latents are the same on all ranks
+        same = is_alike_on_ranks(cache)
         share = f"{'all' if same else rank}/pp{params.pp_rank}/cp{params.attn_cp_rank}/"
         self.forward_stream = forward_stream
         self.pools = {PoolName.KV: pages}
