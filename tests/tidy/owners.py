@@ -81,6 +81,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "sqlite3": ("kvstore/coordination/sqlite.py",),
     "torch": (
         "benchmarks/batching.py",
+        "benchmarks/engines.py",
         "benchmarks/layerwise.py",
         "benchmarks/shedding.py",
         "kvstore/client/tensors.py",
@@ -92,6 +93,7 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     "tokenizers": ("workers/chat_formats.py",),
     "transformers": (
         "benchmarks/batching.py",
+        "benchmarks/engines.py",
         "benchmarks/layerwise.py",
         "benchmarks/shedding.py",
         "kvstore/connectors/transformers*",
@@ -99,7 +101,10 @@ OWNERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "typer": CONSOLE,
     "uvloop": ("kvstore/rpc/*", *SERVICES),
-    "vllm": ("kvstore/connectors/vllm/*",),
+    "vllm": (
+        "benchmarks/peers/vllm_child.py",
+        "kvstore/connectors/vllm/*",
+    ),
     "xxhash": ("kvstore/*",),  # checksums of pages, records and digests; servers call ours
     "zstandard": ("kvstore/codec.py",),
 }
