@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cluster.servers import until
+from tests.cluster.up import remove_segments
 from tests.engines.models import make_model, text
 from tests.engines.vllm_engine import BLOCK, VllmEngine
 from tests.engines.vllm_fleet import END, VllmFleet, give_words
@@ -43,9 +44,12 @@ def fleet(
     model: Path, alone: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmFleet]:
     del alone  # before: its engine has ended when the others start
-    roles = ("prefill", "decode", "decode")
-    with VllmFleet(tmp_path_factory.mktemp("fleet"), model, *roles) as made:
-        yield made
+    folder, roles = tmp_path_factory.mktemp("fleet"), ("prefill", "decode", "decode")
+    try:
+        with VllmFleet(folder, model, *roles) as made:
+            yield made
+    finally:
+        remove_segments(folder / "pool")
 
 
 def words(tokens: list[int]) -> str:
