@@ -55,6 +55,7 @@ class VllmEngine:
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Remember how to start it; without `masters` it has no connector."""
+        self._adapters: list[Path] = []
         self._log = folder / f"vllm-{time.monotonic_ns()}.log"
         self._options: dict[str, object] = {
             "model": str(model),
@@ -142,10 +143,17 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         tokens: int = 24,
         salt: str = "",
+        adapter: Path | None = None,
         hints: object = None,
     ) -> None:
         """Tell it to go on from prompts that are given at once; `end_generate` has the answer."""
-        self.begin(do="generate", prompts=prompts, tokens=tokens, salt=salt, hints=hints)
+        if adapter is not None and adapter not in self._adapters:
+            self._adapters.append(adapter)
+        named = adapter and (adapter.name, self._adapters.index(adapter) + 1, str(adapter))
+        self.begin(
+            do="generate", prompts=prompts, tokens=tokens, salt=salt, adapter=named,
+            hints=hints,
+        )  # fmt: skip
 
     def end_generate(self) -> Generated:
         """What became of them."""
@@ -158,10 +166,11 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         tokens: int = 24,
         salt: str = "",
+        adapter: Path | None = None,
         hints: object = None,
     ) -> Generated:
-        """Go on from prompts that are given at once."""
-        self.begin_generate(prompts, tokens, salt, hints)
+        """Go on from prompts that are given at once, with a LoRA adapter where one is named."""
+        self.begin_generate(prompts, tokens, salt, adapter, hints)
         return self.end_generate()
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 
 from kvstore.connectors.vllm.hints import HINTS
 from kvstore.connectors.vllm.stats import TOTALS
@@ -36,6 +37,9 @@ def connector_counts(engine: LLM) -> dict[str, int]:
             counts[name] += count
     counts["open_requests"] = halves[0].open_requests
     counts["preemptions"] = scheduler.preempted_for_tests
+    if engine.llm_engine.log_stats:
+        found = {each.name: each for each in engine.get_metrics()}
+        counts["guessed"] = int(found["vllm:spec_decode_num_accepted_tokens"].value)
     return counts
 
 
@@ -61,7 +65,8 @@ def generate(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
         temperature=0.0, max_tokens=command["tokens"], ignore_eos=True,
         extra_args={"kv_transfer_params": {HINTS: command.get("hints")}},
     )  # fmt: skip
-    outputs = engine.generate(prompts, wanted, use_tqdm=False)
+    adapter = LoRARequest(*command["adapter"]) if command.get("adapter") else None
+    outputs = engine.generate(prompts, wanted, use_tqdm=False, lora_request=adapter)
     return {
         "tokens": [list(each.outputs[0].token_ids) for each in outputs],
         "cached": [each.num_cached_tokens for each in outputs],
