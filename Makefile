@@ -183,9 +183,10 @@ test: setup etcd-server
 	  *) exit 1 ;;
 	esac
 
-# Engines take whole processors: one test after another.
+# Engines take whole processors: one test after another. The first test of a file starts what all of
+# them use, fleets of several engines, too: the suite's own limit for a test is short of that.
 test-engines: setup-engines
-	$(ENGINES_PYTHON) -m pytest tests/engines $(PYTEST_ARGS)
+	$(ENGINES_PYTHON) -m pytest tests/engines -o faulthandler_timeout=600 $(PYTEST_ARGS)
 
 chaos: setup etcd-server
 	for pool in $(POOLS); do
