@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=40, help="of each case (10 if --quick)")
+    parser.add_argument("--rounds", type=int, default=24, help="of each case (10 if --quick)")
 
 
 def _moved(report: Report, sides: dict[str, Requester], rounds: int) -> None:
