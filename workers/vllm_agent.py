@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.announcement import Announcement
-from kvstore.block_hashes import SHA256_CBOR, VLLM_SEED, Hashing, check_hashing
+from kvstore.block_hashes import SHA256_CBOR, Hashing, check_hashing
 from kvstore.client.store import KVStore
 from kvstore.connectors.engine_namespace import namespaces, of_text
-from kvstore.connectors.vllm.fields import DEFAULT_SEED
+from kvstore.connectors.vllm.fields import seed_of
 from kvstore.errors import BadValue, ConfigError, Unavailable
 from kvstore.namespace import Attention
 from kvstore.rpc.address import bind, bound_address
@@ -70,8 +70,7 @@ def pages_of(description: str) -> VllmPages:
     eviction, those of windows come and go as they do.
     """
     fields = of_text(description)
-    seed = VLLM_SEED if fields.hash_seed == DEFAULT_SEED else fields.hash_seed
-    hashing = Hashing(fields.hash_algorithm, seed)
+    hashing = Hashing(fields.hash_algorithm, seed_of(fields.hash_seed))
     if hashing.algorithm != SHA256_CBOR:
         want = f"{SHA256_CBOR}: a server started with --prefix-caching-hash-algo {SHA256_CBOR}"
         raise BadValue("hash_algorithm", hashing.algorithm, want)

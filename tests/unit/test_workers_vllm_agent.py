@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.block_hashes import SHA256_CBOR, VLLM_SEED, Hashing
 from kvstore.connectors.engine_namespace import EngineFields, as_text, namespaces
-from kvstore.connectors.vllm.fields import DEFAULT_SEED
+from kvstore.connectors.vllm.fields import hash_seed
 from kvstore.errors import BadValue
 from tests.unit.scheduler_rig import FIELDS, FULL, SLIDING
 from workers.vllm_agent import pages_of
@@ -27,7 +27,8 @@ def test_the_fleet_s_pages_are_those_of_the_first_group_that_keeps_prefixes() ->
 
 
 def test_hashes_begin_with_the_engine_s_seed() -> None:
-    found = [pages_of(as_text(described(hash_seed=seed))) for seed in (DEFAULT_SEED, "5")]
+    seeds = [hash_seed(SHA256_CBOR, environment) for environment in ({}, {"PYTHONHASHSEED": "5"})]
+    found = [pages_of(as_text(described(hash_seed=seed))) for seed in seeds]
     assert [each.hashing for each in found] == [
         Hashing(SHA256_CBOR, VLLM_SEED),
         Hashing(SHA256_CBOR, "5"),

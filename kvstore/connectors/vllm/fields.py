@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from kvstore.block_hashes import VLLM_SEED
 from kvstore.client.tensors import dtype_name
 from kvstore.connectors.engine_model import config_digest, revision_of
 from kvstore.connectors.engine_namespace import UNSEEDED, EngineFields, EngineGroup
@@ -25,6 +26,7 @@ ENGINES: Final = ("vllm 0.32",)
 """Engines whose objects are read here, and with which the tests run."""
 DEFAULT_SEED: Final = "the engine's own"
 """What vLLM seeds cryptographic hashes with unless PYTHONHASHSEED says otherwise."""
+SEEDED: Final = "PYTHONHASHSEED="
 PLAIN_DTYPES: Final = frozenset({"auto", "float32", "bfloat16", "float16"})
 KINDS: Final = {
     "FullAttentionSpec": Attention.FULL,
@@ -120,8 +122,13 @@ def hash_seed(algorithm: str, environment: Mapping[str, str]) -> str:
     """What an engine started with this environment seeds its block hashes with."""
     seed = environment.get("PYTHONHASHSEED")
     if seed is not None:
-        return f"PYTHONHASHSEED={seed}"
+        return f"{SEEDED}{seed}"
     return UNSEEDED if algorithm.startswith("xxhash") else DEFAULT_SEED
+
+
+def seed_of(described: str) -> str:
+    """The text that vLLM hashes as its seed, of an engine whose `hash_seed` is this."""
+    return VLLM_SEED if described == DEFAULT_SEED else described.removeprefix(SEEDED)
 
 
 def platform() -> str:
