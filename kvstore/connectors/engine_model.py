@@ -16,6 +16,7 @@ NOT_OF_THE_MODEL: Final = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 )
 """Of a configuration: where it was found and who reads it."""
+WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".gguf"})
 COMMIT_LETTERS: Final = 40
 READ_BYTES: Final = 1 << 24
 
@@ -44,11 +45,16 @@ def revision_of(model: str, revision: str | None) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 over names and bytes of all weight files in a folder, in the order of their names."""
+    """SHA-256 over names and bytes of all weight files in a folder, in the order of their names.
+
+    BadValue where there are none: all such folders would be one.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix not in (".safetensors", ".bin", ".pt", ".gguf"):
-            continue
+    paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
+    if not paths:
+        want = f"a name of your own for the weights: {folder} has no {', '.join(sorted(WEIGHTS))}"
+        raise BadValue("revision", "", want)
+    for path in paths:
         digest.update(f"{path.name}:{path.stat().st_size};".encode())
         with path.open("rb") as file:
             while piece := file.read(READ_BYTES):

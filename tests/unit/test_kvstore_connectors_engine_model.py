@@ -39,6 +39,14 @@ def test_weights_that_have_no_name_are_refused(revision: str | None) -> None:
         revision_of("org/model", revision)
 
 
+def test_a_folder_whose_weights_are_not_seen_is_refused(tmp_path: Path) -> None:
+    """Or two models with weights of other kinds would share their KV."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.tensors").write_bytes(b"one")
+    with pytest.raises(BadValue, match=r"^revision.*\.safetensors"):
+        revision_of(str(tmp_path), None)
+
+
 def test_a_models_configuration_is_told_apart_by_what_it_says_of_the_model() -> None:
     one = config_digest({"rope_theta": 1e4, "transformers_version": "1"})
     assert one == config_digest({"transformers_version": "2", "rope_theta": 1e4})
