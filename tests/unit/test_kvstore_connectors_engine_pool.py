@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from kvstore.connectors.breaker import LATE_MAX, PAUSE_MIN_S
 from kvstore.connectors.engine_pool import EnginePool, EngineStore, Reached
-from kvstore.errors import BadValue, KVStoreError, Unavailable, UnknownNamespace
+from kvstore.errors import (
+    BadValue,
+    DeadlineExceeded,
+    KVStoreError,
+    Unavailable,
+    UnknownNamespace,
+)
 from kvstore.namespace import Attention, CacheGroup, Content, Layout, Namespace, open_layout
 from tests.fake_store import FakeStore
 from tests.fakes import ManualClock
@@ -36,6 +42,7 @@ class Store(FakeStore):
         return opened
 
     def close(self) -> None:
+        self._enter("close")
         self.closed = True
 
 
@@ -135,6 +142,20 @@ def test_a_pool_that_has_lost_its_memory_is_met_anew() -> None:
     first, second = rig.stores
     assert first.closed
     assert second.names == [bytes(NAMESPACE.id)]
+
+
+def test_a_store_that_does_not_close_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """V5: the thread that has asked goes on, and so does whoever ends the engine."""
+    rig = Rig()
+    rig.call()
+    rig.stores[0].fail["close"] = DeadlineExceeded("buffer 1: still in use after 30 s")
+    assert rig.call(UnknownNamespace("open it first")) == "otherwise"
+    rig.clock.advance(PAUSE_MIN_S)
+    assert rig.call() == "answer"
+    rig.stores[1].fail["close"] = DeadlineExceeded("buffer 1: still in use after 30 s")
+    rig.pool.close()
+    assert [store.closed for store in rig.stores] == [False, False]
+    assert sum(record.exc_info is not None for record in caplog.records) == 2
 
 
 def test_a_store_whose_namespaces_cannot_be_opened_is_closed() -> None:
