@@ -110,8 +110,11 @@ class VllmPrefill:
         told, pages = self._told, self._pages
         await told.carry_out(begin_prefill(ask.ticket, told.member()))
         asked = completion(ask.tokens, 1, ask.sampling, self._end_token, {HERE: True})
-        async with asyncio.timeout(ask.deadline_s):
-            done = await self._server.prefill(asked)
+        try:
+            async with asyncio.timeout(ask.deadline_s):
+                done = await self._server.prefill(asked)
+        except TimeoutError as error:
+            raise _late(ask.deadline_s) from error
         took_s = time.perf_counter() - asked_s
         self.tokens_per_s = max(1, len(ask.tokens) - done.cached_tokens) / took_s
         stage("compute", took_s, tokens=len(ask.tokens), reused=done.cached_tokens)
@@ -130,6 +133,10 @@ def _check_said(params: dict[str, object], want: Handover) -> None:
         raise Unavailable(f"the vLLM server has not kvharbor's connector: {error}") from error
     if said != want:
         raise Unavailable("the vLLM server was started anew, with other KV than its description")
+
+
+def _late(deadline_s: float) -> Unavailable:
+    return Unavailable(f"no answer within {deadline_s:g} s")
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ class VllmDecode:
         except KVStoreError as error:
             hear(error)
         except TimeoutError:
-            hear(Unavailable(f"no answer within {ask.deadline_s:g} s"))
+            hear(_late(ask.deadline_s))
 
     async def _lines(self, claim: _Claim) -> AsyncGenerator[Line, None]:
         """Up to the last token, or to where the ticket goes to somebody else."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.steps import Steps
     from kvstore.wire.messages.base import Message
+    from workers.serve_messages import PrefillDone
 
 SPACE = opened().namespace
 HASHING = Hashing(SHA256_CBOR, VLLM_SEED)
@@ -80,9 +81,13 @@ class FakeServer:
         self.params: dict[str, Any] = dict(PROMISED)
         self.asked: list[dict[str, Any]] = []
         self.has_hung_up = asyncio.Event()
+        self.is_silent = False
+        """About prompts."""
 
     async def prefill(self, asked: Mapping[str, object]) -> Prefilled:
         self.asked.append(dict(asked))
+        if self.is_silent:
+            await asyncio.Event().wait()
         return Prefilled(FIRST, 4, self.params)
 
     async def generate(self, asked: Mapping[str, object]) -> AsyncGenerator[Piece, None]:
@@ -130,11 +135,11 @@ def heard(
     return lines, None
 
 
-def prefilled(master: FakeMaster, server: FakeServer) -> Any:  # noqa: ANN401 -- done, or raises
+def prefilled(master: FakeMaster, server: FakeServer, patience_s: float = WAIT_S) -> PrefillDone:
     fake: Any = server
     member = Member(SPACE.id, "p1", 3, 0.5, 3.0)
     desk = VllmPrefill(fake, PAGES, Told(master, lambda: member), END)
-    question = PrefillAsk(3, "r", PROMPT, GREEDY, WAIT_S)
+    question = PrefillAsk(3, "r", PROMPT, GREEDY, patience_s)
     return asyncio.run(desk.compute(question, 0.0))
 
 
@@ -166,6 +171,14 @@ def test_a_server_that_is_not_what_it_was_described_as_stages_nothing(
     server.params = params
     with pytest.raises(Unavailable, match=text):
         prefilled(master, server)
+    assert master.kinds == ["BeginPrefill"]
+
+
+def test_a_server_that_is_silent_about_a_prompt_is_given_up_by_name() -> None:
+    master, server = FakeMaster(), FakeServer()
+    server.is_silent = True
+    with pytest.raises(Unavailable, match=r"no answer within 0\.001 s"):
+        prefilled(master, server, 0.001)
     assert master.kinds == ["BeginPrefill"]
 
 
