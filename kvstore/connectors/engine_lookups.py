@@ -103,12 +103,14 @@ class Answer(NamedTuple):
 class _Known:
     """One request's knowledge."""
 
-    __slots__ = ("asked_s", "held", "knowledge", "known_s", "number", "promised")
+    __slots__ = ("asked_s", "held", "knowledge", "known_s", "number", "promised", "unleased")
 
     def __init__(self, promised: Promised) -> None:
         self.promised = promised
         self.knowledge = Knowledge.ASKED
         self.number = 0
+        self.unleased = 0
+        """The question whose leases were given back, be it answered or not."""
         self.asked_s = 0.0
         self.known_s = 0.0
         self.held: Held | None = None
@@ -162,7 +164,8 @@ class Lookups:
         if answer.held is None:
             known.hear(News.NO_ANSWER)
             return
-        known.held, known.known_s = answer.held, now_s
+        known.held = answer.held
+        known.known_s = -inf if answer.number == known.unleased else now_s
         known.hear(News.ANSWERED)
 
     def blocks(
@@ -203,7 +206,7 @@ class Lookups:
         """What was leased for it is so no more: it is asked for anew before it is promised."""
         known = self._known.get(request)
         if known is not None:
-            known.known_s = -inf
+            known.known_s, known.unleased = -inf, known.number
 
     def load_failed(self, request: str, now_s: float) -> None:
         """What was promised did not come: never ask for this request again."""

@@ -89,6 +89,22 @@ def test_a_late_answer_serves_the_request_when_it_is_asked_for_again() -> None:
     assert asked.blocks(1.0) == 5
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_what_is_leased_no_more_is_asked_for_again(is_answered: bool) -> None:
+    asked = Asked()
+    asked.begin()
+    if is_answered:
+        asked.answer(Held(5))
+    asked.blocks(DEADLINE_S)
+    asked.lookups.leases_ended("r")
+    if not is_answered:
+        asked.answer(Held(5), now_s=1.0)
+    assert asked.lookups.held("r") == Held(5)  # which is what saves go by
+    assert asked.blocks(1.0) is None
+    asked.answer(Held(4), now_s=1.0)
+    assert asked.blocks(1.0) == 4
+
+
 def test_while_the_pool_is_in_trouble_nobody_is_held_back() -> None:
     asked = Asked()
     asked.begin(hold=False)
