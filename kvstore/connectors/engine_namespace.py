@@ -69,6 +69,8 @@ class EngineFields(msgspec.Struct, frozen=True, kw_only=True):
     """How the kernels lay a block out."""
     groups: tuple[EngineGroup, ...]
     """Empty of an engine that hands over rows."""
+    draft: str = ""
+    """The weights of a model of its own that guesses tokens: its KV may lie in the same pages."""
     rows: dict[str, str] = {}
     """Of an engine that hands over rows: what else decides on their bytes, or keys, by name."""
 
@@ -113,6 +115,7 @@ def _of_group(fields: EngineFields, number: int) -> Namespace:
 def _namespace(
     fields: EngineFields, shape: CacheGroup, more: dict[str, str], which: str
 ) -> Namespace:
+    guessed = {"draft": fields.draft} if fields.draft else {}
     content = Content(
         tenant=fields.tenant,
         model=fields.model,
@@ -125,6 +128,7 @@ def _namespace(
                 "compute_dtype": fields.compute_dtype,
                 "config": fields.config_digest,
                 "quantization": fields.quantization,
+                **guessed,
                 **more,
             }
         ),

@@ -53,6 +53,7 @@ OTHER = {
     "tensor_parallel": 2,
     "block_order": "HND cpu",
     "groups": (FULL, msgspec.structs.replace(SLIDING, window_tokens=128)),
+    "draft": "d sha256:1",
     "rows": {"row_bytes": "4096"},
 }
 ROWS = {"row_bytes": "4096", "layers": "l0,l1"}

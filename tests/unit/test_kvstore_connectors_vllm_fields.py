@@ -76,12 +76,14 @@ class Config:
         self.cache = SimpleNamespace(
             kv_cache_groups=groups, kv_cache_layout="NHD", hash_block_size=None
         )
+        self.guessing: SimpleNamespace | None = None
         self.environment: dict[str, str] = {}
 
     def fields(self, settings: Settings | None = None) -> EngineFields:
         whole = SimpleNamespace(
-            model_config=self.model, cache_config=self.caching, parallel_config=self.parallel
-        )
+            model_config=self.model, cache_config=self.caching, parallel_config=self.parallel,
+            speculative_config=self.guessing,
+        )  # fmt: skip
         return engine_fields(
             whole, self.cache, "0.32.0+cpu", settings or Settings(), self.environment
         )
@@ -126,6 +128,21 @@ def test_a_latent_is_one_head_on_all_ranks() -> None:
     assert (group.attention, group.kv_heads, group.key_dim, group.value_dim) == (
         Attention.LATENT, 1, 576, 0,
     )  # fmt: skip
+
+
+def test_a_draft_model_of_its_own_is_part_of_it() -> None:
+    config = Config()
+    assert config.fields().draft == ""
+    for draft in (None, config.model):  # guessed by n-grams, or by layers of the model itself
+        config.guessing = SimpleNamespace(draft_model_config=draft)
+        assert config.fields().draft == ""
+    config.guessing = SimpleNamespace(
+        draft_model_config=SimpleNamespace(model="org/draft", revision=COMMIT)
+    )
+    assert config.fields().draft == f"org/draft {COMMIT}"
+    config.guessing.draft_model_config.revision = None
+    assert refusal(config) == "revision"
+    assert config.fields(Settings(revision="r")).draft == "org/draft r"
 
 
 def test_a_seed_of_the_environment_is_part_of_it() -> None:

@@ -62,7 +62,20 @@ def engine_fields(
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         block_order=f"{cache.kv_cache_layout} {platform()}",
         groups=groups,
+        draft=_draft(config, settings),
     )
+
+
+def _draft(config: Vllm, settings: Settings) -> str:
+    """Weights of a draft model of its own; guesses by n-grams or the model's own layers have none.
+
+    Where the user names the weights, its name is enough.
+    """
+    guessing = config.speculative_config
+    draft = guessing and guessing.draft_model_config
+    if not draft or draft.model == config.model_config.model:
+        return ""
+    return f"{draft.model} {settings.revision or revision_of(draft.model, draft.revision)}"
 
 
 def _check_supported(config: Vllm, cache: Vllm) -> None:
