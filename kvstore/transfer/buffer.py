@@ -170,12 +170,14 @@ def sealed_memfd(name: str, length: int) -> int:
 
     It takes memory only as it is written to. `name` is what /proc shows.
     """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = -1
     try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, length)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except (OSError, OverflowError) as error:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise OutOfSpace(f"shared memory of {length} bytes: {error}") from error
     return fd
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -38,6 +39,17 @@ def test_it_is_zeroed_writable_and_page_aligned(buffer: Buffer) -> None:
     buffer.view[-1] = 9
     assert buffer.view[9_999] == 9
     assert len(buffer.view) == buffer.size_bytes == 10_000
+
+
+def test_no_descriptor_left_is_out_of_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines' connectors go on without a buffer; of anything else an engine would end."""
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pytest.raises(OutOfSpace, match="Too many open files"):
+        Buffer(1, 4096)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 55, 1 << 62, 1 << 70])
