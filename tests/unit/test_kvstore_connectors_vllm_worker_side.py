@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 import torch
@@ -12,13 +14,19 @@ from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, names
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.engine_saves import BlockRun, Load
 from kvstore.connectors.vllm import worker_side
+from kvstore.connectors.vllm.blocks import GroupBlocks
 from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, Arrived, WorkerSide
-from kvstore.errors import ConfigError, LayoutMismatch, Unavailable
+from kvstore.errors import ConfigError, DeadlineExceeded, LayoutMismatch, Unavailable
 from kvstore.hints import Hints
 from kvstore.namespace import Attention
 from kvstore.page import engine_key
 from tests.fakes import ManualClock
 from tests.unit.engine_store import EngineFakeStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.transfer.buffer import Buffer
 
 BLOCKS, TOKENS, HEADS, DIM = 10, 16, 2, 8
 HASHES = tuple(bytes([i]) * 32 for i in range(1, 9))
@@ -265,6 +273,38 @@ def test_saves_are_left_out_under_pressure() -> None:
     first = rank.side._take()  # noqa: SLF001 -- a save that stands still
     assert first is not None
     rank.side.save([run(0, 0, (3, 4))])
+    assert rank.side.counts["dropped_pages"] == 2
+    rank.side.close()
+
+
+def test_a_pool_that_is_lost_takes_no_buffer_away_while_blocks_are_copied_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """V5: the other thread closes it at any moment, and the engine's own must not fail by that."""
+    rank, really = Rank(FIELDS), GroupBlocks.gather
+
+    def gather(group: GroupBlocks, blocks: Sequence[int], memory: memoryview) -> None:
+        with pytest.raises(DeadlineExceeded):
+            rank.store.buffers[0].close(0.0)
+        really(group, blocks, memory)
+
+    monkeypatch.setattr(GroupBlocks, "gather", gather)
+    rank.save(run(0, 0, (3,)))
+    assert rank.side.counts["failed_save_pages"] == 1
+    rank.side.close()
+
+
+def test_a_buffer_that_was_just_closed_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, really = Rank(FIELDS), WorkerSide._take  # noqa: SLF001 -- the moment is behind it
+
+    def take(side: WorkerSide) -> Buffer | None:
+        buffer = really(side)
+        assert buffer is not None
+        buffer.close()
+        return buffer
+
+    monkeypatch.setattr(WorkerSide, "_take", take)
+    rank.save(run(0, 0, (3, 4)))
     assert rank.side.counts["dropped_pages"] == 2
     rank.side.close()
 

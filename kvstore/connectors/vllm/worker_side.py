@@ -232,13 +232,14 @@ class WorkerSide:
     def _copy_out(self, run: BlockRun) -> None:
         buffer = self._take()
         try:
-            view = None if buffer is None else buffer.view
+            if buffer is not None:
+                with buffer.in_use() as memory:
+                    self._groups[run.group].memory.gather(run.blocks, memory.view)  # V3
         except BufferClosed:  # by the other thread, which has just lost the pool
-            view = None
-        if buffer is None or view is None:
+            buffer = None
+        if buffer is None:
             self.counts["dropped_pages"] += len(run.blocks)
             return
-        self._groups[run.group].memory.gather(run.blocks, view)  # V3
         self._thread.run(lambda: self._put(run, buffer))
 
     def _take(self) -> Buffer | None:
