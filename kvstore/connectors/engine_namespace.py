@@ -71,6 +71,8 @@ class EngineFields(msgspec.Struct, frozen=True, kw_only=True):
     """Empty of an engine that hands over rows."""
     draft: str = ""
     """The weights of a model of its own that guesses tokens: its KV may lie in the same pages."""
+    media: str = ""
+    """How an engine reads pictures and films, where it is told so and its hashes do not say it."""
     rows: dict[str, str] = {}
     """Of an engine that hands over rows: what else decides on their bytes, or keys, by name."""
 
@@ -115,7 +117,7 @@ def _of_group(fields: EngineFields, number: int) -> Namespace:
 def _namespace(
     fields: EngineFields, shape: CacheGroup, more: dict[str, str], which: str
 ) -> Namespace:
-    guessed = {"draft": fields.draft} if fields.draft else {}
+    rare = {name: text for name in ("draft", "media") if (text := getattr(fields, name))}
     content = Content(
         tenant=fields.tenant,
         model=fields.model,
@@ -128,7 +130,7 @@ def _namespace(
                 "compute_dtype": fields.compute_dtype,
                 "config": fields.config_digest,
                 "quantization": fields.quantization,
-                **guessed,
+                **rare,
                 **more,
             }
         ),

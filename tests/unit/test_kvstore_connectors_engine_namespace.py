@@ -54,6 +54,7 @@ OTHER = {
     "block_order": "HND cpu",
     "groups": (FULL, msgspec.structs.replace(SLIDING, window_tokens=128)),
     "draft": "d sha256:1",
+    "media": '{"mm_processor_kwargs": {"num_crops": 4}}',
     "rows": {"row_bytes": "4096"},
 }
 ROWS = {"row_bytes": "4096", "layers": "l0,l1"}

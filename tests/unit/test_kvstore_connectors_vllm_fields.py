@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore.connectors.engine_namespace import EngineFields, namespaces
-from kvstore.connectors.vllm.fields import DEFAULT_SEED, engine_fields
+from kvstore.connectors.vllm.fields import DEFAULT_SEED, MEDIA, engine_fields
 from kvstore.connectors.vllm.settings import Settings, settings_of
 from kvstore.errors import BadValue
 from kvstore.namespace import Attention
@@ -59,7 +59,7 @@ class Config:
         self.model = SimpleNamespace(
             model="org/model", revision=COMMIT, dtype=torch.bfloat16, quantization=None,
             hf_config=SimpleNamespace(to_dict=lambda: {"rope_theta": 1e4}),
-            get_total_num_kv_heads=lambda: HEADS,
+            get_total_num_kv_heads=lambda: HEADS, multimodal_config=None,
         )  # fmt: skip
         self.caching = SimpleNamespace(
             block_size=BLOCK, cache_dtype="auto", enable_prefix_caching=True,
@@ -143,6 +143,18 @@ def test_a_draft_model_of_its_own_is_part_of_it() -> None:
     config.guessing.draft_model_config.revision = None
     assert refusal(config) == "revision"
     assert config.fields(Settings(revision="r")).draft == "org/draft r"
+
+
+def test_how_pictures_are_read_is_part_of_it_where_the_model_takes_any() -> None:
+    config = Config()
+    assert config.fields().media == ""
+    plain: dict[str, object] = dict.fromkeys(MEDIA)
+    found: list[str] = []
+    for name in MEDIA:
+        config.model.multimodal_config = SimpleNamespace(**{**plain, name: {"num_crops": 4}})
+        found.append(config.fields().media)
+        assert name in found[-1]
+    assert len(set(found)) == len(MEDIA)
 
 
 def test_a_seed_of_the_environment_is_part_of_it() -> None:

@@ -5,6 +5,7 @@ Reads vLLM's objects by the names of their attributes, of the minor versions in 
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -33,6 +34,15 @@ KINDS: Final = {
     "MLAAttentionSpec": Attention.LATENT,
     "SlidingWindowSpec": Attention.SLIDING,
 }
+MEDIA: Final = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "video_pruning_rate",
+    "video_pruning_method",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+)
+"""Of a MultiModalConfig, by which one picture comes to other embeddings."""
 CPU_KINDS: Final = ("avx2", "avx512_f", "amx_tile")
 """Abilities of a processor by which vLLM chooses how it packs keys."""
 
@@ -63,6 +73,7 @@ def engine_fields(
         block_order=f"{cache.kv_cache_layout} {platform()}",
         groups=groups,
         draft=_draft(config, settings),
+        media=_media(model),
     )
 
 
@@ -76,6 +87,18 @@ def _draft(config: Vllm, settings: Settings) -> str:
     if not draft or draft.model == config.model_config.model:
         return ""
     return f"{draft.model} {settings.revision or revision_of(draft.model, draft.revision)}"
+
+
+def _media(model: Vllm) -> str:
+    """What vLLM's hash of a picture leaves out: it has what requests say, not what the engine does.
+
+    Empty of a model that takes none.
+    """
+    told = model.multimodal_config
+    if told is None:
+        return ""
+    values = {name: value for name in MEDIA if (value := getattr(told, name))}
+    return json.dumps(values, sort_keys=True, default=str)
 
 
 def _check_supported(config: Vllm, cache: Vllm) -> None:
