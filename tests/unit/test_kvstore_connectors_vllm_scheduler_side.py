@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.connectors.breaker import PAUSE_MIN_S
 from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, QUIET_S
+from kvstore.connectors.vllm.handover import HERE
 from kvstore.connectors.vllm.hints import HINTS
 from kvstore.errors import Unavailable
 from kvstore.hints import Hints
@@ -100,6 +101,31 @@ def test_new_blocks_are_saved_step_by_step_and_known_ones_are_not(rig: Rig) -> N
     assert blocks_of(rig.side.orders(Step({"r": 24}, (), more))) == [(0, (13, 14)), (1, (23, 24))]
     still = GoingOn(["r"], [None], [64])
     assert blocks_of(rig.side.orders(Step({"r": 1}, (), still))) == []
+
+
+def test_an_engine_that_is_told_to_forget_all_kv_neither_loads_nor_saves_any_more(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V7: its weights may be others by now, and the namespaces name those that it began with."""
+    for group in (0, 1):
+        rig.hold(group, 0, 1)
+    known = Request("known", kv_transfer_params={HERE: True, HINTS: {"session_closed": True}})
+    rig.come(known)
+    assert rig.side.matched_tokens(known, 0) == 2 * TOKENS
+    rig.side.leave()
+    rig.side.leave()
+    assert len(caplog.records) == 1
+    for request in (known, Request("new", kv_transfer_params=dict(known.kv_transfer_params or {}))):
+        if request is not known:
+            rig.come(request)
+        assert rig.side.matched_tokens(request, 0) == 0
+        rig.side.allotted(request, [[11, 12, 13, 14]] * 2, 0)
+        step = Step({request.request_id: 64}, [New(request.request_id, [[11, 12, 13, 14]] * 2, 0)])
+        assert rig.side.orders(step) == ((), ())
+        assert rig.side.finished(request.request_id) is None  # nobody is told to wait for its pages
+    rig.answered()
+    assert rig.side.counts["lookups"] == 1
+    assert (rig.side.open_requests, rig.store.pages_leased) == (0, 0)
 
 
 def test_a_preempted_request_is_resumed_with_other_blocks(rig: Rig) -> None:

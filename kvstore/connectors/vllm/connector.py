@@ -173,7 +173,8 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         return False, self.scheduler_half.finished(request.request_id)
 
     def reset_cache(self) -> bool:
-        """The pool is not this engine's alone: its pages stay."""
+        """Find nothing of before any more; the pool is not this engine's alone, its pages stay."""
+        self.scheduler_half.leave()
         return True
 
     # At a worker.

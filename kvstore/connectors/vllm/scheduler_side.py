@@ -6,6 +6,7 @@ vLLM's requests and outputs by the names of their attributes, and imports none o
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kvstore.hints import Hints
     from kvstore.namespace import Namespace
 
+_LOG: Final = logging.getLogger("kvharbor")
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
@@ -83,6 +85,8 @@ class SchedulerSide:
         """Under which number requests have leases: that of the first question for each."""
         self._leased: dict[int, tuple[bytes, ...]] = {}
         """What is leased under these numbers; for the thread beside the scheduler's alone."""
+        self._has_left = False
+        """Pages of its namespaces may be of other weights than the engine has by now."""
         self.on_save: Callable[[Request, Sequence[BlockRun]], None] | None = None
         """Told of what is to be saved of a request."""
         self.counts: Counter[str] = Counter()
@@ -96,6 +100,8 @@ class SchedulerSide:
         """Ask the pool for it at once."""
         rid = request.request_id
         self._requests[rid] = request
+        if self._has_left:
+            return
         hints = hints_of(request)
         if hints is not None:
             self._hints[rid] = hints
@@ -106,6 +112,8 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Tokens that can be loaded beyond those that the engine has; None: ask again."""
+        if self._has_left:
+            return 0
         now_s = self._clock.now_s()
         self._hear(now_s)
         first = computed_tokens // self._block_tokens
@@ -141,7 +149,7 @@ class SchedulerSide:
                 self._saves.allot(rid, blocks)
             else:
                 self._saves.append(rid, blocks)
-        if not self._pool.is_worth_asking:
+        if self._has_left or not self._pool.is_worth_asking:
             return Orders(loads, ())
         self._hear(self._clock.now_s())
         saves: list[BlockRun] = []
@@ -191,12 +199,25 @@ class SchedulerSide:
         self._lookups.end(rid)
         self._saves.end(rid)
         hints = self._hints.pop(rid, None)
-        if request is None:
+        if request is None or self._has_left:
             return None
         if hints is not None:
             hashes = tuple(request.block_hashes)
             self._thread.run(lambda: self._tell(hashes, hints))
         return told_on(request, self._namespaces)
+
+    def leave(self) -> None:
+        """From now on load nothing, save nothing and promise nothing to others.
+
+        For an engine that is told to forget all KV, as it is before its weights are changed: the
+        namespaces name those that it has begun with (V7).
+        """
+        if not self._has_left:
+            _LOG.warning(
+                "kvharbor: this engine was told to forget all KV, as before a change of its "
+                "weights: it goes on without the pool until it is started anew"
+            )
+        self._has_left = True
 
     @property
     def totals(self) -> dict[str, int]:
