@@ -245,6 +245,9 @@ class VllmDecode:
             hear(error)
         except TimeoutError:
             hear(_late(ask.deadline_s))
+        except Exception as error:  # else who listens would wait for ever, and the ticket with it
+            LOG.exception("ticket %d", ask.ticket)
+            hear(Unavailable(f"{type(error).__name__}: {error}"))
 
     async def _lines(self, claim: _Claim) -> AsyncGenerator[Line, None]:
         """Up to the last token, or to where the ticket goes to somebody else."""

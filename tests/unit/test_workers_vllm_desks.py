@@ -76,7 +76,7 @@ class FakeMaster:
 class FakeServer:
     """Says these pieces, then ends as it is told, or hangs."""
 
-    def __init__(self, *pieces: Piece, end: KVStoreError | None = None) -> None:
+    def __init__(self, *pieces: Piece, end: Exception | None = None) -> None:
         self._pieces, self._end = pieces, end
         self.params: dict[str, Any] = dict(PROMISED)
         self.asked: list[dict[str, Any]] = []
@@ -241,6 +241,12 @@ def test_without_a_route_all_of_it_is_the_server_s() -> None:
 
 def test_a_server_that_dies_in_mid_answer_is_an_error_and_not_a_hand_over() -> None:
     lines, error = heard(FakeMaster(), FakeServer(Piece((41,), ""), end=Unavailable("x")), ask())
+    assert [line.token for line in lines] == [-1, 41]
+    assert isinstance(error, Unavailable)
+
+
+def test_a_fault_of_ours_ends_the_answer_too() -> None:
+    lines, error = heard(FakeMaster(), FakeServer(Piece((41,), ""), end=ZeroDivisionError()), ask())
     assert [line.token for line in lines] == [-1, 41]
     assert isinstance(error, Unavailable)
 
