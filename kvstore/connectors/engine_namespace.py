@@ -32,6 +32,8 @@ UNSEEDED: Final = ""
 """`hash_seed` of an engine that draws one at its start: nobody else can have its hashes."""
 PICKLED: Final = frozenset({"sha256"})
 """Hashes over pickled values: equal only among interpreters that pickle alike."""
+RARE: Final = ("draft", "media", "reach")
+"""Fields that most engines have nothing to say of."""
 SEED_NEEDED: Final = frozenset({"xxhash", "xxhash_cbor"})
 
 
@@ -73,6 +75,8 @@ class EngineFields(msgspec.Struct, frozen=True, kw_only=True):
     """The weights of a model of its own that guesses tokens: its KV may lie in the same pages."""
     media: str = ""
     """How an engine reads pictures and films, where it is told so and its hashes do not say it."""
+    reach: str = ""
+    """On which side its longest request is of lengths that change how the model computes any."""
     rows: dict[str, str] = {}
     """Of an engine that hands over rows: what else decides on their bytes, or keys, by name."""
 
@@ -117,7 +121,7 @@ def _of_group(fields: EngineFields, number: int) -> Namespace:
 def _namespace(
     fields: EngineFields, shape: CacheGroup, more: dict[str, str], which: str
 ) -> Namespace:
-    rare = {name: text for name in ("draft", "media") if (text := getattr(fields, name))}
+    rare = {name: text for name in RARE if (text := getattr(fields, name))}
     content = Content(
         tenant=fields.tenant,
         model=fields.model,

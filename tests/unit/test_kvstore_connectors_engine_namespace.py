@@ -55,6 +55,7 @@ OTHER = {
     "groups": (FULL, msgspec.structs.replace(SLIDING, window_tokens=128)),
     "draft": "d sha256:1",
     "media": '{"mm_processor_kwargs": {"num_crops": 4}}',
+    "reach": "over 4096",
     "rows": {"row_bytes": "4096"},
 }
 ROWS = {"row_bytes": "4096", "layers": "l0,l1"}

@@ -59,7 +59,7 @@ class Config:
         self.model = SimpleNamespace(
             model="org/model", revision=COMMIT, dtype=torch.bfloat16, quantization=None,
             hf_config=SimpleNamespace(to_dict=lambda: {"rope_theta": 1e4}),
-            get_total_num_kv_heads=lambda: HEADS, multimodal_config=None,
+            get_total_num_kv_heads=lambda: HEADS, multimodal_config=None, max_model_len=4096,
         )  # fmt: skip
         self.caching = SimpleNamespace(
             block_size=BLOCK, cache_dtype="auto", enable_prefix_caching=True,
@@ -155,6 +155,28 @@ def test_how_pictures_are_read_is_part_of_it_where_the_model_takes_any() -> None
         found.append(config.fields().media)
         assert name in found[-1]
     assert len(set(found)) == len(MEDIA)
+
+
+@pytest.mark.parametrize(
+    ("values", "lengths"),
+    [
+        ({"rope_theta": 1e4}, []),
+        ({"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 4096}}, [4096]),
+        ({"text_config": {"attn_temperature_tuning": True}}, [32768]),
+        ({"original_max_position_embeddings": 8192, "attn_temperature_tuning": 4}, [8192, 32768]),
+    ],
+)
+def test_the_side_of_a_length_that_changes_a_model_is_part_of_it(
+    values: dict[str, object], lengths: list[int]
+) -> None:
+    """Not the length of the longest request itself: engines of others share."""
+    config = Config()
+    config.model.hf_config = SimpleNamespace(to_dict=lambda: values)
+    told: list[str] = []
+    for longest in sorted({1, *lengths, *(each + 1 for each in lengths), 1 << 20}):
+        config.model.max_model_len = longest
+        told.append(config.fields().reach)
+    assert len(set(told)) == 1 + len(lengths)
 
 
 def test_a_seed_of_the_environment_is_part_of_it() -> None:

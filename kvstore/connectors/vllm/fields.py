@@ -43,6 +43,8 @@ MEDIA: Final = (
     "mm_encoder_fp8_scale_path",
 )
 """Of a MultiModalConfig, by which one picture comes to other embeddings."""
+TEMPERED_TOKENS: Final = 32768
+"""Llama 4 of vLLM's tempers attention in engines that take longer requests."""
 CPU_KINDS: Final = ("avx2", "avx512_f", "amx_tile")
 """Abilities of a processor by which vLLM chooses how it packs keys."""
 
@@ -74,6 +76,7 @@ def engine_fields(
         groups=groups,
         draft=_draft(config, settings),
         media=_media(model),
+        reach=_reach(model.hf_config.to_dict(), model.max_model_len),
     )
 
 
@@ -99,6 +102,26 @@ def _media(model: Vllm) -> str:
         return ""
     values = {name: value for name in MEDIA if (value := getattr(told, name))}
     return json.dumps(values, sort_keys=True, default=str)
+
+
+def _reach(values: Mapping[str, object], longest: int) -> str:
+    """On which side of a model's own lengths the longest request is that the engine takes.
+
+    Some models rotate keys by other factors where that is beyond what they were trained with first
+    (longrope), or temper their attention where it is long (Llama 4): short requests', too.
+    """
+    sides = [f"{'over' if longest > each else 'up to'} {each}" for each in sorted(_lengths(values))]
+    return ", ".join(sides)
+
+
+def _lengths(values: Mapping[str, object]) -> set[int]:
+    found = {TEMPERED_TOKENS} if "attn_temperature_tuning" in values else set()
+    for name, value in values.items():
+        if name == "original_max_position_embeddings" and isinstance(value, int | float):
+            found.add(int(value))
+        elif isinstance(value, dict):
+            found |= _lengths(value)
+    return found
 
 
 def _check_supported(config: Vllm, cache: Vllm) -> None:

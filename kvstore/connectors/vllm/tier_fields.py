@@ -40,8 +40,8 @@ class TierSettings(PoolSettings, frozen=True, kw_only=True):
     """Names the model's weights; empty for a digest of them, about a second a gigabyte."""
     variant: str = ""
     """Names what vLLM does not tell a tier: quantisation on loading, changes to the model's
-    configuration, a draft model, how pictures are read, dtypes of computation that differ from the
-    cache's."""
+    configuration, a draft model, how pictures are read, the longest request of a model that
+    rotates keys by it (longrope), dtypes of computation that differ from the cache's."""
     lookup_deadline_s: float = DEADLINE_S
     """A request is held back so long for the pool's answer; then it is computed without."""
     save_bytes_max: int = 256 * limits.MIB
