@@ -206,6 +206,19 @@ def test_what_is_refused_has_failed_as_a_whole(groups: tuple[EngineGroup, ...]) 
     rank.side.close()
 
 
+def test_a_rank_that_has_other_kv_than_its_scheduler_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank = Rank(msgspec.structs.replace(FIELDS, groups=(FULL, SLIDING)))
+    ids = [bytes(each.id) for each in rank.namespaces]
+    assert rank.side.is_of_one_mind(tuple(ids))
+    assert not caplog.records
+    for others in (ids[::-1], ids[:1], [*ids, ids[0]]):
+        assert not rank.side.is_of_one_mind(others)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    rank.side.close()
+
+
 def test_what_was_evicted_meanwhile_is_missing() -> None:
     rank = Rank(FIELDS)
     rank.save(run(0, 0, (3, 4, 5)))

@@ -238,8 +238,7 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
 
     @property
     def _is_of_one_mind(self) -> bool:
-        """Whether the scheduler means the namespaces that this rank has."""
-        return bool(self._get_connector_metadata().namespace_ids == self._ids)
+        return self.worker_half.is_of_one_mind(self._get_connector_metadata().namespace_ids)
 
     # Both.
 

@@ -8,6 +8,7 @@ threads beside an engine's loop get little of the interpreter.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kvstore.namespace import Namespace
     from kvstore.transfer.buffer import Buffer
 
+_LOG: Final = logging.getLogger("kvharbor")
 BUFFER_BYTES: Final = 32 * limits.MIB
 """Of one buffer, unless a page is larger: so much is read, or put, by one call."""
 LOAD_BYTES_PER_STEP: Final = 256 * limits.MIB
@@ -93,6 +95,7 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._put_blocks: deque[PutBlock] = deque()
+        self._is_told_apart = False
         self.tells_puts = False
         """Whether somebody takes what `put_blocks` has to say."""
         self._thread = OneThread("kvharbor-saves")
@@ -118,6 +121,18 @@ class WorkerSide:
     def reach(self) -> None:
         """Have the pool looked for beside the engine's thread, before it is needed."""
         self._thread.run(lambda: self._pool.call("reaching the pool", lambda _: None, None))
+
+    def is_of_one_mind(self, namespace_ids: Sequence[bytes]) -> bool:
+        """Whether the scheduler means the namespaces that this rank has; said once where not."""
+        ours = [bytes(each.id) for each in self._namespaces]
+        is_same = ours == list(namespace_ids)
+        if not is_same and not self._is_told_apart:
+            self._is_told_apart = True
+            _LOG.warning(
+                "kvharbor: a rank of this engine has other KV than its scheduler says: nothing is "
+                "loaded or saved (some models change their configuration as they are loaded)"
+            )
+        return is_same
 
     # Loads.
 
