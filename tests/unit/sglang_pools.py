@@ -114,8 +114,9 @@ class StatePool(LatentPool):
 
     page_size = 1
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, temporal_dtype: torch.dtype = torch.float32) -> None:
         super().__init__(seed=seed)
+        self.conv_dtype, self.temporal_dtype = torch.bfloat16, temporal_dtype
         self.kv_buffer = torch.arange(PAGES * DIM, dtype=torch.float32).view(PAGES, DIM) + 1 + seed
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -164,5 +165,5 @@ class Rank:
     def key(self, digest: str) -> bytes:
         """Of the row of one of this rank's pages of KV."""
         share = share_of(self.kv, KV, self.config)
-        name = f"{KV}/{self.tier.page_bytes}/{share}/{digest}"
+        name = f"{KV}/{self.tier.page_bytes}/{self.kv.dtype}/{share}/{digest}"
         return engine_key(self.namespace.id, name.encode())

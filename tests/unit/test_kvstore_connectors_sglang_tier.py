@@ -107,6 +107,17 @@ def test_heads_beside_a_latent_are_each_ranks_own() -> None:
         assert ranks[1].tier.load(name, moved.keys, moved.host_indices) == [False]
 
 
+def test_states_of_another_type_are_other_rows_however_many_bytes_they_have() -> None:
+    store, dtypes = RowStore(), (torch.bfloat16, torch.float16)
+    ranks = [Rank(store) for _ in dtypes]
+    for rank, dtype in zip(ranks, dtypes, strict=True):
+        rank.tier.add(StatePool(temporal_dtype=dtype), "mamba")
+    moved = transfer("mamba", KEYS[:1])
+    assert ranks[0].tier.save("mamba", moved.keys, moved.host_indices) == [True]
+    loaded = [rank.tier.load("mamba", moved.keys, moved.host_indices) for rank in ranks]
+    assert loaded == [[True], [False]]
+
+
 def test_a_prefix_is_restorable_only_with_all_that_it_needs() -> None:
     rank = Rank()
     rank.tier.add(LatentPool(seed=1), "indexer")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kvstore.connectors.sglang.rows import Pieces
 
 KV: Final = "kv"
+DTYPES: Final = ("dtype", "conv_dtype", "temporal_dtype")
+"""Where pools say what their elements are: those of states have two kinds, which users may set."""
 OF_EACH_RANK: Final = "mamba"
 """States of this kind differ among ranks also where the KV does not."""
 PER_HEAD: Final = "MHATokenToKVPoolHost"
@@ -28,7 +30,7 @@ class HostPages:
         """`where` tells whose share of the page it is."""
         self._pool = pool
         self.page_bytes = page_bytes
-        self._prefix = f"{name}/{page_bytes}/{where}/"
+        self._prefix = f"{name}/{page_bytes}/{_elements(pool)}/{where}/"
 
     def names(self, keys: Iterable[str]) -> list[bytes]:
         """Of the rows of these pages."""
@@ -66,6 +68,11 @@ def share_of(pool: HostPool, name: str, config: Sglang) -> str:
         f"tp{rank}/pp{config.pp_rank}of{config.pp_size}"
         f"/cp{config.attn_cp_rank}of{config.attn_cp_size}"
     )
+
+
+def _elements(pool: HostPool) -> str:
+    """Rows of as many bytes are others' where their elements are of another type."""
+    return "+".join([str(getattr(pool, name)) for name in DTYPES if hasattr(pool, name)])
 
 
 def _has_heads(pool: HostPool) -> bool:
