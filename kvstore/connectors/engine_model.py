@@ -18,6 +18,7 @@ NOT_OF_THE_MODEL: Final = frozenset(
 """Of a configuration: where it was found and who reads it."""
 WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".gguf"})
 COMMIT_LETTERS: Final = 40
+ADAPTER_CONFIG: Final = "adapter_config.json"
 READ_BYTES: Final = 1 << 24
 
 
@@ -42,6 +43,15 @@ def revision_of(model: str, revision: str | None) -> str:
     if folder.parent.name == "snapshots" and len(folder.name) == COMMIT_LETTERS:
         return folder.name
     return weights_digest(folder)
+
+
+def adapter_of(folder: str) -> str:
+    """What names a LoRA adapter: its weights, and the settings of how they are applied.
+
+    BadValue where it is no folder.
+    """
+    weights, config = revision_of(folder, None), Path(folder) / ADAPTER_CONFIG
+    return f"{weights} {hashlib.sha256(config.read_bytes()).hexdigest()}"
 
 
 def weights_digest(folder: Path) -> str:

@@ -21,15 +21,18 @@ from kvstore.errors import BadValue
 from tests.unit.sglang_pools import config_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvstore.connectors.engine_namespace import EngineFields
     from kvstore.connectors.sglang.foreign import Sglang
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ARGUMENTS = {
+ARGUMENTS: dict[str, Sglang] = {
     "model_path": "org/model", "revision": COMMIT, "attention_backend": "fa3",
     "prefill_attention_backend": None, "decode_attention_backend": None,
     "quantization_param_path": None, "speculative_algorithm": None,
     "speculative_draft_model_path": None, "speculative_draft_model_revision": None,
+    "lora_paths": [],
 }  # fmt: skip
 
 
@@ -99,6 +102,21 @@ def test_draft_models_are_told_apart_by_their_weights() -> None:
         for commit in (COMMIT, COMMIT[::-1])
     }  # fmt: skip
     assert drafts == {f"EAGLE {COMMIT}", f"EAGLE {COMMIT[::-1]}"}
+
+
+def test_adapters_of_one_name_and_path_are_told_apart_by_what_is_there(tmp_path: Path) -> None:
+    weights, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    adapters = [SimpleNamespace(lora_name="mine", lora_path=str(tmp_path))]
+    seen = {fields_of().rows["adapters"]: "none"}
+    for one, alpha in ((b"1", "{8}"), (b"2", "{8}"), (b"2", "{16}")):
+        weights.write_bytes(one)
+        config.write_text(alpha)
+        seen[fields_of(lora_paths=adapters).rows["adapters"]] = alpha
+    assert len(seen) == 4
+    hub = [SimpleNamespace(lora_name="mine", lora_path="org/adapter")]
+    with pytest.raises(BadValue, match="a revision of your own"):
+        fields_of(lora_paths=hub)
+    assert "v7" in fields_of(lora_paths=hub, settings=Settings(revision="v7")).rows["adapters"]
 
 
 def test_unknown_versions_are_refused_with_those_that_are_known() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.connectors.engine_model import config_digest, revision_of
+from kvstore.connectors.engine_model import adapter_of, config_digest, revision_of
 from kvstore.connectors.engine_namespace import EngineFields
 from kvstore.errors import BadValue
 
@@ -20,7 +20,7 @@ ENGINES: Final = ("sglang 0.5.23",)
 """Engines whose objects are read here, and with which the tests run."""
 HASH: Final = "sha256"
 KEY_SCHEME: Final = "chain of pages, seeded by namespace v1"
-"""How SGLang makes a page's digest: adapters and salts are in the seed."""
+"""How SGLang makes a page's digest: salts and the numbers of adapters are in the seed."""
 
 
 class Facts(NamedTuple):
@@ -64,6 +64,7 @@ def engine_fields(facts: Facts, settings: Settings) -> EngineFields:
         block_order=facts.layout,
         groups=(),
         rows={
+            "adapters": _adapters(arguments, settings),
             "attention_backends": _backends(arguments),
             "context_parallel": str(facts.context_ranks),
             "draft": _draft(arguments),
@@ -73,6 +74,18 @@ def engine_fields(facts: Facts, settings: Settings) -> EngineFields:
             "pool": facts.pool,
         },
     )
+
+
+def _adapters(arguments: Sglang, settings: Settings) -> str:
+    """Those that the engine starts with: SGLang numbers them by name and path, whatever is there.
+
+    Those that are loaded later have numbers that nobody else draws.
+    """
+    found = [
+        f"{each.lora_name} {each.lora_path} {settings.revision or adapter_of(each.lora_path)}"
+        for each in arguments.lora_paths or ()
+    ]
+    return ", ".join(sorted(found)) or "none"
 
 
 def _backends(arguments: Sglang) -> str:
