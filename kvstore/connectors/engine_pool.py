@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from kvstore.connectors.breaker import Breaker
-from kvstore.errors import BufferClosed, KVStoreError, UnknownNamespace
+from kvstore.errors import BufferClosed, KVStoreError, Unavailable, UnknownNamespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -226,6 +226,8 @@ class EnginePool:
     def _reach(self) -> Reached:
         """The pool with the namespaces open; one thread connects, others wait for it."""
         with self._reaching:
+            if self._is_closed:  # between the call's begin and here: nobody would close a store
+                raise Unavailable("the engine has left the pool")
             if self._reached is None:
                 named = self._namespaces() if callable(self._namespaces) else self._namespaces
                 store = self._connect()

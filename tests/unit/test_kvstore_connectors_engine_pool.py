@@ -19,6 +19,8 @@ from tests.fake_store import FakeStore
 from tests.fakes import ManualClock
 
 if TYPE_CHECKING:
+    import threading
+
     import pytest
 
     from kvstore.client.namespaces import OpenedNamespace
@@ -189,3 +191,25 @@ def test_a_closed_pool_is_a_miss() -> None:
     rig.pool.close()
     assert rig.call() == "otherwise"
     assert rig.stores[0].closed
+
+
+def test_a_pool_that_is_closed_while_a_call_begins_is_not_reached_any_more() -> None:
+    rig = Rig()
+
+    class Closing:
+        """In the place of the lock that `close` may take before the call does."""
+
+        def __init__(self) -> None:
+            self.entered = 0
+
+        def __enter__(self) -> None:
+            self.entered += 1
+            if self.entered == 1:
+                rig.pool.close()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    rig.pool._reaching = cast("threading.Lock", Closing())  # noqa: SLF001 -- to come between
+    assert rig.call() == "otherwise"
+    assert all(store.closed for store in rig.stores), "nobody else would close it"
