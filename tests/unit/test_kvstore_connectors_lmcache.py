@@ -13,14 +13,7 @@ from kvstore import limits
 from kvstore.client.outcomes import MissReason
 from kvstore.connectors.lmcache.l2_objects import L2Objects, News
 from kvstore.connectors.lmcache.lane import Lane
-from kvstore.connectors.lmcache.naming import (
-    BYTES,
-    layout_of,
-    name_of,
-    named_object,
-    remote_key,
-    remote_name,
-)
+from kvstore.connectors.lmcache.naming import name_of
 from kvstore.connectors.lmcache.pooled import Item, PooledObjects
 from kvstore.connectors.lmcache.settings import Settings, engine_of, settings_of
 from kvstore.errors import BadValue, Unavailable
@@ -159,6 +152,16 @@ def test_what_a_serde_made_is_found_as_bytes_and_may_leave_room() -> None:
     assert cache.objects.load([key], [Object(layout=plain, size=39)]) == [False]
 
 
+def test_kv_of_a_type_that_torch_calls_bytes_has_its_shape_in_its_name() -> None:
+    """vLLM's fp8 and int4 caches are uint8, and the one is half of the other."""
+    cache, key = Cache(), Key(b"one")
+    half, whole = [Layout(((2, 2, n),), ("torch.uint8",)) for n in (8, 16)]
+    assert cache.objects.store([key], [Object(bytes_of(1, 32), half)]) == 32
+    assert cache.objects.look_up([key], {0: whole}) == [False]
+    assert cache.objects.load([key], [Object(layout=whole)]) == [False]
+    assert cache.objects.look_up([key], {0: half}) == [True]
+
+
 def test_an_object_that_says_its_shape_in_the_singular_has_the_same_layout() -> None:
     cache, key = Cache(), Key(b"one")
     single = Layout(shapes=(), dtypes=())
@@ -168,7 +171,7 @@ def test_an_object_that_says_its_shape_in_the_singular_has_the_same_layout() -> 
 
 def test_without_a_description_of_the_group_only_bytes_are_found() -> None:
     cache, keys = Cache(), [Key(b"one"), Key(b"two")]
-    plain = Layout(dtypes=("torch.uint8",))
+    plain = Layout(dtypes=("torch.uint8",), shapes=((SIZE,),))
     cache.objects.store(keys, [Object(bytes_of(1)), Object(bytes_of(2), plain)])
     assert cache.objects.look_up(keys, {}) == [False, True]
 
@@ -286,37 +289,6 @@ def test_keys_of_all_servers_are_listed_in_pages() -> None:
         cache.objects.page(None, 0, None)
     with pytest.raises(ValueError, match="hexadecimal"):
         cache.objects.page(None, 1, "no cursor")
-
-
-def test_a_name_says_what_it_was_made_of() -> None:
-    key = Key(b"\x00\xff", "a/b", 7, 3, "salt")
-    assert named_object(name_of(key, "float32:2x3")) == (
-        b"\x00\xff",
-        "a/b",
-        7,
-        3,
-        "salt",
-        "float32:2x3",
-    )
-    for wrong in (b"", b"a@b@c@d@e", b"a@x@y@zz@e@f", b"a@1@1@0@e@f@g", b"\xff"):
-        with pytest.raises(BadValue, match="name"):
-            named_object(wrong)
-
-
-def test_layouts_as_text() -> None:
-    assert layout_of([(2, 3), (4,)], ["torch.float32", "torch.int8"]) == "float32:2x3+int8:4"
-    assert layout_of([], []) == BYTES
-    assert layout_of([(9,), (8,)], ["torch.uint8"] * 2) == BYTES
-
-
-def test_tags_that_look_like_other_tags_are_others() -> None:
-    names = {
-        remote_name("m@1@0@ab@half@a%1@b%2", tags, "float32:2")
-        for tags in ({"a": "1", "b": "2"}, {"a": "1@b%2"}, {"a": 1, "b": "2"})
-    }
-    assert len(names) == 3
-    assert {remote_key(name) for name in names} == {"m@1@0@ab@half@a%1@b%2"}
-    assert remote_name("m", {}, "float32:2") != remote_name("m", {}, "int32:2")
 
 
 def test_a_lane_tells_of_each_task_once() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BYTES: Final = "bytes"
 """Layout of what is plain bytes to LMCache, too: what a serde made, in which no shape is left."""
 PLAIN: Final = "uint8"
+"""Of a serde's bytes, in one row; and of the KV of caches whose types torch has no name for."""
 REMOTE_TAG: Final = b"kvh1.lmcache.remote"
 FIELDS: Final = 6
 
@@ -62,10 +63,10 @@ class NamedObject(NamedTuple):
     layout: str
 
 
-def layout_of(shapes: Iterable[Sequence[int]], dtypes: Iterable[object]) -> str:
-    """An object's shapes and dtypes as text; no shapes at all, or bytes alone, are BYTES."""
+def layout_of(shapes: Sequence[Sequence[int]], dtypes: Iterable[object]) -> str:
+    """An object's shapes and dtypes as text; no shapes at all, or rows of bytes, are BYTES."""
     kinds = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    if set(kinds) <= {PLAIN}:
+    if set(kinds) <= {PLAIN} and all(len(shape) <= 1 for shape in shapes):
         return BYTES
     sizes = ["x".join(map(str, shape)) for shape in shapes]
     return "+".join(f"{kind}:{size}" for kind, size in zip(kinds, sizes, strict=True))

@@ -19,8 +19,8 @@ class Settings(PoolSettings, frozen=True, kw_only=True):
     """All of it has defaults."""
 
     revision: str = ""
-    """Names the models' weights, of which LMCache's keys say nothing, and its serde if it has one:
-    caches that say otherwise share nothing."""
+    """Names the models' weights and which fp8 their caches have, of which LMCache's keys say
+    nothing, and its serde if it has one: caches that say otherwise share nothing."""
     capacity_bytes: int = 0
     """What LMCache evicts by, if it is told to; 0: the pool alone makes room."""
 
