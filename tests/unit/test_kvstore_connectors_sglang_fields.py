@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Sglang] = {
     "prefill_attention_backend": None, "decode_attention_backend": None,
     "quantization_param_path": None, "speculative_algorithm": None,
     "speculative_draft_model_path": None, "speculative_draft_model_revision": None,
-    "lora_paths": [],
+    "lora_paths": [], "kv_cache_dtype": "auto", "speculative_draft_kv_cache_dtype": None,
 }  # fmt: skip
 
 
@@ -80,6 +80,8 @@ def test_all_of_it_is_read_and_told_to_doctor() -> None:
         ("attention_backends", {"decode_attention_backend": "flashinfer"}),
         ("kv_scales", {"quantization_param_path": "/scales.json"}),
         ("draft", {"speculative_algorithm": "NGRAM"}),
+        ("kv_cache_dtypes", {"kv_cache_dtype": "fp8_e5m2"}),
+        ("kv_cache_dtypes", {"speculative_draft_kv_cache_dtype": "bf16"}),
         ("config_digest", {"model": model_of(rope_scaling=2)}),
         ("revision", {"settings": Settings(revision="mine")}),
     ],

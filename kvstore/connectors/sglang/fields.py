@@ -37,6 +37,7 @@ class Facts(NamedTuple):
     context_ranks: int
     page_tokens: int
     kv_dtype: str
+    """In which elements are kept."""
     layout: str
     """Of a page: in which order it has layers, keys, values and tokens."""
     pool: str
@@ -68,6 +69,7 @@ def engine_fields(facts: Facts, settings: Settings) -> EngineFields:
             "attention_backends": _backends(arguments),
             "context_parallel": str(facts.context_ranks),
             "draft": _draft(arguments),
+            "kv_cache_dtypes": _cache_dtypes(arguments),
             "kv_scales": str(arguments.quantization_param_path or "none"),
             "page_bytes": str(facts.page_bytes),
             "pipeline_parallel": str(facts.stages),
@@ -96,6 +98,12 @@ def _backends(arguments: Sglang) -> str:
         arguments.decode_attention_backend,
     )
     return " ".join([str(name or "-") for name in names])
+
+
+def _cache_dtypes(arguments: Sglang) -> str:
+    """As they were asked for: SGLang's caches keep all that have 8 bits as uint8."""
+    asked = arguments.kv_cache_dtype, arguments.speculative_draft_kv_cache_dtype
+    return " ".join([str(name or "-") for name in asked])
 
 
 def _draft(arguments: Sglang) -> str:
