@@ -50,8 +50,12 @@ def adapter_of(folder: str) -> str:
 
     BadValue where it is no folder.
     """
-    weights, config = revision_of(folder, None), Path(folder) / ADAPTER_CONFIG
-    return f"{weights} {hashlib.sha256(config.read_bytes()).hexdigest()}"
+    return f"{revision_of(folder, None)} {file_digest(Path(folder) / ADAPTER_CONFIG)}"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a small file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def weights_digest(folder: Path) -> str:

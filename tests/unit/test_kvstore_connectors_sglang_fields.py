@@ -78,7 +78,6 @@ def test_all_of_it_is_read_and_told_to_doctor() -> None:
         ("pool", {"pool": "MLATokenToKVPoolHost -"}),
         ("page_bytes", {"page_bytes": 1}),
         ("attention_backends", {"decode_attention_backend": "flashinfer"}),
-        ("kv_scales", {"quantization_param_path": "/scales.json"}),
         ("draft", {"speculative_algorithm": "NGRAM"}),
         ("kv_cache_dtypes", {"kv_cache_dtype": "fp8_e5m2"}),
         ("kv_cache_dtypes", {"speculative_draft_kv_cache_dtype": "bf16"}),
@@ -119,6 +118,17 @@ def test_adapters_of_one_name_and_path_are_told_apart_by_what_is_there(tmp_path:
     with pytest.raises(BadValue, match="a revision of your own"):
         fields_of(lora_paths=hub)
     assert "v7" in fields_of(lora_paths=hub, settings=Settings(revision="v7")).rows["adapters"]
+
+
+def test_scales_are_told_apart_by_what_is_in_their_file(tmp_path: Path) -> None:
+    told: list[str] = []
+    for folder, scales in (("a", "{1}"), ("a", "{2}"), ("b", "{2}")):
+        path = tmp_path / folder / "scales.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(scales)
+        told.append(fields_of(quantization_param_path=str(path)).rows["kv_scales"])
+    assert told[0] != told[1] == told[2]
+    assert fields_of().rows["kv_scales"] == "none"
 
 
 def test_unknown_versions_are_refused_with_those_that_are_known() -> None:

@@ -6,9 +6,15 @@ SGLang's objects by the names of their attributes, of the versions in `ENGINES`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.connectors.engine_model import adapter_of, config_digest, revision_of
+from kvstore.connectors.engine_model import (
+    adapter_of,
+    config_digest,
+    file_digest,
+    revision_of,
+)
 from kvstore.connectors.engine_namespace import EngineFields
 from kvstore.errors import BadValue
 
@@ -70,7 +76,7 @@ def engine_fields(facts: Facts, settings: Settings) -> EngineFields:
             "context_parallel": str(facts.context_ranks),
             "draft": _draft(arguments),
             "kv_cache_dtypes": _cache_dtypes(arguments),
-            "kv_scales": str(arguments.quantization_param_path or "none"),
+            "kv_scales": _scales(arguments.quantization_param_path),
             "page_bytes": str(facts.page_bytes),
             "pipeline_parallel": str(facts.stages),
             "pool": facts.pool,
@@ -98,6 +104,11 @@ def _backends(arguments: Sglang) -> str:
         arguments.decode_attention_backend,
     )
     return " ".join([str(name or "-") for name in names])
+
+
+def _scales(path: str | None) -> str:
+    """Keys and values are multiplied by them, wherever they lie."""
+    return file_digest(Path(path)) if path else "none"
 
 
 def _cache_dtypes(arguments: Sglang) -> str:
