@@ -70,7 +70,9 @@ class Rank:
         shape = (TOKENS, HEADS, DIM)
         count = TOKENS * HEADS * DIM
         made = [torch.arange(count, dtype=torch.float32).view(shape) + i * count for i in range(4)]
-        self.cache = MHATokenToKVPool(k_buffer=made[:2], v_buffer=made[2:], k_scale_buffer=None)
+        self.cache = MHATokenToKVPool(
+            k_buffer=made[:2], v_buffer=made[2:], k_scale_buffer=None, kv_cache_layout="nhd"
+        )
         (self.namespace,) = namespaces(FIELDS)
         self.pages = DevicePages(buffers_of(self.cache), PAGE)
         self.counter = Counter(self.pages.layers)
@@ -213,3 +215,12 @@ def test_caches_with_more_than_keys_and_values_are_refused() -> None:
             buffers_of(cache)
     with pytest.raises(LayoutMismatch):
         DevicePages([[torch.zeros(HEADS, TOKENS, DIM).transpose(0, 1)]], PAGE)
+
+
+@pytest.mark.parametrize("layout", ["hnd", "vectorized_5d"])
+def test_caches_whose_rows_are_pages_are_refused(layout: str) -> None:
+    """The numbers of tokens would be taken for those of pages, which are others or none."""
+    cache = Rank().cache
+    cache.kv_cache_layout = layout
+    with pytest.raises(BadValue, match=f"kv_cache_layout: .*{layout}"):
+        buffers_of(cache)

@@ -19,11 +19,15 @@ HEADS: Final = "MHATokenToKVPool"
 LATENTS: Final = "MLATokenToKVPool"
 """Caches that are served, by exact name: those made of them have more beside keys and values
 (scales, an indexer), without which KV is another's."""
+BY_TOKEN: Final = "nhd"
+"""The layout in which a buffer's rows are tokens; in SGLang's others they are pages."""
 
 
 def buffers_of(cache: Sglang) -> list[list[torch.Tensor]]:
     """For each layer its buffers, [tokens, ...]; BadValue for a cache of another kind."""
     kind = type(cache).__name__
+    if kind == HEADS and cache.kv_cache_layout != BY_TOKEN:
+        raise BadValue("kv_cache_layout", cache.kv_cache_layout, f"{BY_TOKEN}, token after token")
     if kind == HEADS and cache.k_scale_buffer is None:
         return [list(pair) for pair in zip(cache.k_buffer, cache.v_buffer, strict=True)]
     if kind == LATENTS:
