@@ -11,6 +11,7 @@ import pytest
 
 from kvstore import limits
 from kvstore.client.outcomes import MissReason
+from kvstore.connectors.lmcache import l2_objects
 from kvstore.connectors.lmcache.l2_objects import L2Objects, News
 from kvstore.connectors.lmcache.lane import Lane
 from kvstore.connectors.lmcache.naming import name_of
@@ -210,6 +211,21 @@ def test_what_the_pool_has_evicted_is_no_longer_counted() -> None:
     cache.store.held.clear()
     assert cache.objects.look_up([key], {0: Layout()}) == [False]
     assert cache.news[-1] == ("deleted", News([key], [SIZE]))
+
+
+def test_accounts_are_bounded_and_the_oldest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pool that makes room by itself most objects are gone before anybody looks for them."""
+    monkeypatch.setattr(l2_objects, "ACCOUNTS_MAX", 2)
+    cache, keys = Cache(), [Key(b"one"), Key(b"two"), Key(b"three")]
+    objects = [Object(bytes_of(number)) for number in range(3)]
+    cache.objects.store(keys[:2], objects[:2])
+    cache.objects.store([keys[0], keys[2]], [objects[0], objects[2]])
+    assert cache.news[1:] == [
+        ("stored", News([keys[0], keys[2]], [0, SIZE])),
+        ("deleted", News([keys[1]], [SIZE])),
+    ]
+    assert cache.objects.look_up(keys, {0: Layout()}) == [True] * 3
+    assert cache.objects.store([keys[1]], [objects[1]]) == SIZE, "it is counted anew"
 
 
 def test_what_is_not_there_in_another_layout_is_still_counted() -> None:

@@ -1,13 +1,15 @@
 """What LMCache's server asks of its second level, engine-free: objects by its keys, and accounts.
 
-Objects that were stored here are accounted for until they are deleted, or a lookup finds them gone:
-the pool makes room by itself. Locks are the leases that lookups take, which end by themselves.
+Objects that were stored here are accounted for until they are deleted, a lookup finds them gone, or
+too many were stored after them: the pool makes room by itself. Locks are the leases that lookups
+take, which end by themselves.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kvstore.connectors.lmcache.naming import BYTES, layout_of, name_of, named_object
 from kvstore.connectors.lmcache.pooled import Item
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 
     from kvstore.connectors.lmcache.naming import NamedObject, ObjectKey
     from kvstore.connectors.lmcache.pooled import PooledObjects
+
+
+ACCOUNTS_MAX: Final = 1 << 18
+"""Objects that are accounted for, at half a kilobyte each: most are gone before they are asked for
+again, so nobody finds that out."""
 
 
 class Metadata(Protocol):
@@ -122,9 +129,16 @@ class L2Objects:
                 0 if key in self._accounts else account.size_bytes
                 for key, account in accounts.items()
             ]
-            self._accounts |= accounts
+            for key in accounts:
+                self._accounts.pop(key, None)
+            self._accounts |= accounts  # the newest last
+            too_many = max(0, len(self._accounts) - ACCOUNTS_MAX)
+            old = dict(islice(self._accounts.items(), too_many))
+            for key in old:
+                del self._accounts[key]
         if accounts:
             self._stored(News(list(accounts), sizes))
+        self._tell_deleted(old)
         return sizes
 
     def look_up(self, keys: Sequence[ObjectKey], described: Mapping[int, Described]) -> list[bool]:
@@ -170,6 +184,9 @@ class L2Objects:
                 for key in keys
                 if key in self._accounts and self._accounts[key].name in names
             }
+        self._tell_deleted(gone)
+
+    def _tell_deleted(self, gone: Mapping[ObjectKey, Account]) -> None:
         if gone:
             self._deleted(News(list(gone), [account.size_bytes for account in gone.values()]))
 
