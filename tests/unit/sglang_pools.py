@@ -20,6 +20,7 @@ from tests.unit.engine_store import EngineFakeStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.client.locations import Found
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome
     from kvstore.connectors.sglang.foreign import Sglang
@@ -42,7 +43,7 @@ class RowStore(EngineFakeStore):
         self.rows_of: dict[bytes, dict[PageKey, None]] = defaultdict(dict)
         """Keys of the rows of each namespace."""
         self.took_s = 0.0
-        """How long a put takes."""
+        """How long a put takes, or a lookup."""
         self.clock = ManualClock()
 
     def put_objects(  # type: ignore[override]  # engines say other things than programs do
@@ -62,6 +63,19 @@ class RowStore(EngineFakeStore):
         self.clock.advance(self.took_s)
         self.rows_of[opened.namespace.id].update(dict.fromkeys(names))
         return super().put_objects(opened, names, source, offsets, size_bytes)
+
+    def lookup(
+        self,
+        opened: OpenedNamespace,
+        chain: PageChain,
+        *,
+        parts: Sequence[int] = (),
+        timeout_s: float | None = None,
+        lease_id: int = 0,
+    ) -> Found:
+        """Find rows, as FakeStore does."""
+        self.clock.advance(self.took_s)
+        return super().lookup(opened, chain, parts=parts, timeout_s=timeout_s, lease_id=lease_id)
 
     def list_objects(self, opened: OpenedNamespace) -> list[PageChain]:
         """Keys of a namespace's rows, two a chain."""

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from kvstore.client.outcomes import MissReason
+from kvstore.connectors.breaker import LATE_MAX
 from kvstore.connectors.engine_namespace import namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.sglang import rows
 from kvstore.connectors.sglang.device_pages import DevicePages, buffers_of, is_alike_on_ranks
-from kvstore.connectors.sglang.links import Links, Load
+from kvstore.connectors.sglang.links import LATE_S, Links, Load
 from kvstore.connectors.sglang.rows import Rows
 from kvstore.errors import BadValue, LayoutMismatch, Unavailable
 from kvstore.page import engine_key
@@ -184,6 +185,17 @@ def test_trouble_claims_nothing_and_is_told() -> None:
     assert rank.links.lookup(KEYS) == []
     assert not rank.load(KEYS, 0, 1, 2)
     assert not rank.save(["d" * 64], 3)
+    rank.close()
+
+
+def test_a_pool_that_is_slow_again_and_again_does_not_hold_the_scheduler_up() -> None:
+    rank = Rank()
+    rank.save(KEYS, 0, 1, 2)
+    rank.store.took_s = 2 * LATE_S
+    assert [rank.links.lookup(KEYS) for _ in range(LATE_MAX)] == [[1, 2, 3]] * LATE_MAX
+    asked_s = rank.store.clock.now_s()
+    assert rank.links.lookup(KEYS) == []
+    assert rank.store.clock.now_s() == asked_s, "nobody was asked"
     rank.close()
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("kvharbor")
 KNOWN_MAX: Final = 1 << 16
 """Pages known to be in the pool: what was loaded is offered again, and not stored again."""
+LATE_S: Final = 0.05
+"""The scheduler waits for lookups: a pool that takes longer, again and again, is left alone."""
 END_S: Final = 30.0
 """For what is under way, when all of it has to end."""
 
@@ -79,7 +81,7 @@ class Links:
 
     def lookup(self, keys: Sequence[str]) -> list[int]:
         """Prefixes that are there, and leased, in pages."""
-        there = self._rows.there(self._names(keys)) or ()
+        there = self._rows.there(self._names(keys), LATE_S) or ()
         found = leading(there)
         with self._mutex:
             for key, is_there in zip(keys, there, strict=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
@@ -58,9 +59,12 @@ class Rows:
 
     # Finding.
 
-    def there(self, names: Sequence[bytes]) -> list[bool] | None:
-        """Which rows are there, and leased for as long as the pool leases; None: in trouble."""
-        found = self._pool.call("a lookup", lambda pool: self._find(pool, names).hits, None)
+    def there(self, names: Sequence[bytes], late_s: float = inf) -> list[bool] | None:
+        """Which rows are there, and leased for as long as the pool leases; None: in trouble.
+
+        Answers that take longer than `late_s` are trouble, too, where some in a row do.
+        """
+        found = self._pool.call("a lookup", lambda pool: self._find(pool, names).hits, None, late_s)
         self._count(lookups=1, found_rows=sum(found or ()))
         return found
 
