@@ -23,6 +23,7 @@ from kvstore.client.steps import IngestPages, Pause, Steps, ask, move
 from kvstore.errors import DeadlineExceeded, KVStoreError, MalformedMessage
 from kvstore.hints import Hints
 from kvstore.ids import KEY_BYTES, NO_PARENT
+from kvstore.namespace import NAME_PART
 from kvstore.page import PageChain
 from kvstore.transfer.transport import COLUMN_BYTES, IngestSpan
 from kvstore.wire.messages.common import Outcome
@@ -181,7 +182,10 @@ class _Batch:
         for part in self.parts.values():
             if part.states[page] == PageState.REFUSED:
                 return Refused(refused_reason(part.reasons[page]), part.retry_after_s)
-        if all(part.states[page] == PageState.PRESENT for part in self.parts.values()):
+        # An object is its value: a put that failed may have left one that now has its name.
+        named = self.request.opened.namespace.keeps_names
+        values = [part for n, part in self.parts.items() if not (named and n == NAME_PART)]
+        if all(part.states[page] == PageState.PRESENT for part in values):
             return AlreadyThere()
         return Stored(visible)
 

@@ -63,6 +63,18 @@ def test_an_object_that_goes_while_it_is_waited_for_is_put_whole() -> None:
     assert [span.part for span in script.ingested] == [0, NAME_PART]
 
 
+def test_a_name_given_to_the_value_of_a_put_that_failed_is_no_success_of_this_one() -> None:
+    script = Script().will(
+        plans(plan(0, 1, 2, part=NAME_PART), present=(PageRange(0, 1, 0),)),
+    )
+    assert put_one(script) == AlreadyThere()
+
+
+def test_a_value_given_to_the_name_of_a_put_that_failed_is_stored() -> None:
+    script = Script().will(plans(plan(0, 1, 1), present=(PageRange(0, 1, NAME_PART),)))
+    assert put_one(script) == Stored()
+
+
 def test_a_part_that_was_there_and_cannot_be_put_anew_refuses_the_object() -> None:
     gone = plans(plan(0, 1, 1), plan(0, 1, 2, part=NAME_PART, at=1))
     script = Script().will(plans(present=(PageRange(0, 1, 0),), refused=(BUSY,)), gone, gone, gone)
