@@ -262,8 +262,8 @@ def test_tries_under_way_are_bounded() -> None:
 
 
 def test_after_closing_nothing_is_hedged_and_no_thread_is_left() -> None:
-    with racing(Replica(b"1").at_once(), Replica(b"2")) as race:
-        race.read()
+    with racing(Replica(b"1").at_once(), Replica(b"2").at_once()) as race:
+        race.read()  # by one or, on a busy machine, both
         race.hedger.close()
         race.hedger.close()
         assert race.read() is None
