@@ -9,7 +9,8 @@ from kvstore.cli.mooncake import shimmed
 from kvstore.client.store import KVStore
 from tests.cluster.servers import until
 from tests.engines.models import text
-from tests.engines.vllm_engine import ANSWER_S, BLOCK, ROOT, VllmEngine
+from tests.engines.program import ANSWER_S, ROOT
+from tests.engines.vllm_engine import BLOCK, VllmEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

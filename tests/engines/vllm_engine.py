@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tests.cluster.up import clean_environment
+from tests.engines.program import ANSWER_S, Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
+    from pathlib import Path
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
-ANSWER_S: Final = 240.0
-"""Of anything that an engine is told; a hang fails the test."""
-END_S: Final = 60.0
 POLL_S: Final = 0.05
-LOG_SHOWN: Final = 6000
 CONNECTOR: Final = "kvstore.connectors.vllm.connector"
 BLOCK: Final = 32
 PATIENT: Final = {"timeout_s": 5.0, "lookup_deadline_s": 5.0}
@@ -37,7 +26,7 @@ class Generated(NamedTuple):
     """Prompt tokens that were not computed, for each."""
 
 
-class VllmEngine:
+class VllmEngine(Program):
     """A context manager around one engine."""
 
     program = "tests.engines.vllm_program"
@@ -56,8 +45,7 @@ class VllmEngine:
     ) -> None:
         """Remember how to start it; without `masters` it has no connector."""
         self._adapters: list[Path] = []
-        self._log = folder / f"vllm-{time.monotonic_ns()}.log"
-        self._options: dict[str, object] = {
+        settings: dict[str, object] = {
             "model": str(model),
             "dtype": "float32",
             "enforce_eager": True,
@@ -73,70 +61,22 @@ class VllmEngine:
         }
         if masters is not None:
             name, module = connector
-            self._options["kv_transfer_config"] = {
+            settings["kv_transfer_config"] = {
                 "kv_connector": name,
                 "kv_connector_module_path": module,
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"masters": masters, **PATIENT, **(extra or {})},
             }
-        self._environment = clean_environment() | {
+        own_environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(own_process)),
-            "PYTHONPATH": str(ROOT),
             **(environment or {}),
         }
-
-    def __enter__(self) -> Self:
-        """Start it and wait until it serves."""
-        reading, writing = os.pipe()
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", self.program),
-                    *(str(writing), json.dumps(self._options)),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-                pass_fds=[writing],
-                env=self._environment,
-            )
-        os.close(writing)
-        self._replies = os.fdopen(reading)
-        try:
-            assert self._reply() == {"ready": True}
-        except BaseException:
-            self.__exit__(AssertionError)
-            raise
-        return self
-
-    def __exit__(self, kind: object = None, *_: object) -> None:
-        """End it, and show its log where the test has failed."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._replies.close()
-        if kind is not None:
-            print(f"---- {self._log}\n{self.log()[-LOG_SHOWN:]}")
-
-    def log(self) -> str:
-        """What the engine has said."""
-        return self._log.read_text()
-
-    def begin(self, **command: object) -> None:
-        """Tell it to do something; `end` has the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
+        super().__init__(self.program, settings, own_environment, folder=folder)
 
     def begin_generate(
         self,
@@ -150,14 +90,14 @@ class VllmEngine:
         if adapter is not None and adapter not in self._adapters:
             self._adapters.append(adapter)
         named = adapter and (adapter.name, self._adapters.index(adapter) + 1, str(adapter))
-        self.begin(
+        self.tell(
             do="generate", prompts=prompts, tokens=tokens, salt=salt, adapter=named,
             hints=hints,
         )  # fmt: skip
 
     def end_generate(self) -> Generated:
         """What became of them."""
-        said = self._reply()
+        said = self.reply()
         assert said["reasons"] == ["length"], said["reasons"]
         return Generated(said["tokens"], said["cached"])
 
@@ -175,13 +115,13 @@ class VllmEngine:
 
     def forget(self) -> None:
         """Have it drop its own prefix cache."""
-        self.begin(do="forget")
-        assert self._reply() == {"forgot": True}
+        self.tell(do="forget")
+        assert self.reply() == {"forgot": True}
 
     def counts(self) -> dict[str, int]:
         """What the connector has counted; of engines in the program's own process."""
-        self.begin(do="counts")
-        return self._reply()
+        self.tell(do="counts")
+        return self.reply()
 
     def await_saved(self, pages: int) -> None:
         """Wait until so many pages were saved, or found to be there, since the start."""
@@ -192,10 +132,3 @@ class VllmEngine:
                 return
             assert time.monotonic() < ends_s, counts
             time.sleep(POLL_S)
-
-    def _reply(self) -> dict[str, Any]:
-        said, _, _ = select.select([self._replies], [], [], ANSWER_S)
-        line = self._replies.readline() if said else ""
-        assert line, f"the engine has ended or hangs: {self.log()[-LOG_SHOWN:]}"
-        reply: dict[str, Any] = json.loads(line)
-        return reply
