@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.cluster.servers import until
 from tests.cluster.up import clean_environment
-from tests.engines.vllm_engine import LOG_SHOWN, ROOT, VllmEngine
+from tests.engines.program import LOG_SHOWN, ROOT
+from tests.engines.vllm_engine import VllmEngine
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +29,6 @@ PLUGIN: Final = {
     "class_name": "KvharborL2Adapter",
 }
 QUIET: Final = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def adapter(masters: str, **more: object) -> str:

@@ -21,10 +21,10 @@ from tests.engines.lmcache_server import (
     CachedVllm,
     LmcacheServer,
     adapter,
-    free_port,
 )
 from tests.engines.models import text
-from tests.engines.vllm_engine import ROOT
+from tests.engines.program import ROOT
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

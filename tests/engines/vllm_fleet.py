@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -21,7 +20,9 @@ from tests.cluster.servers import die_with_parent, until
 from tests.cluster.serving import Fleet
 from tests.cluster.up import clean_environment
 from tests.engines.models import COMMON
-from tests.engines.vllm_engine import BLOCK, CONNECTOR, ROOT
+from tests.engines.program import ROOT
+from tests.engines.vllm_engine import BLOCK, CONNECTOR
+from workers.drills.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +61,7 @@ class VllmFleet(Fleet):
 
     def start(self, name: str, role: str) -> None:
         """Start a server and its agent."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.urls[name] = f"http://127.0.0.1:{port}"
         description = self.folder / f"{name}.description"
         transfer = {
