@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import DynamicCache
 
-from kvstore.client.steps import Ask
 from kvstore.client.tickets import HandOver, Member
 from kvstore.errors import Fenced, KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages import tickets as wire
-from kvstore.wire.messages.hello import Done
 from tests.tiny_model import config, text, tiny
 from tests.unit.client_scripts import opened
+from tests.unit.one_ticket import OneTicket
 from workers import serve_decode
 from workers.engine import Engine, EngineRequest
 from workers.one_by_one import OneByOne
@@ -30,7 +29,6 @@ from workers.serve_messages import DecodeAsk, Line, Sampling
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from kvstore.client.steps import Steps
     from kvstore.page import PageChain
     from kvstore.wire.messages.base import Message
 
@@ -50,33 +48,6 @@ def generated(count: int = TOKENS) -> tuple[int, ...]:
     while engine.running:
         found += [one.token for one in engine.step()]
     return tuple(found)
-
-
-class FakeStore:
-    """A master that has one ticket, with the first token of its answer."""
-
-    def __init__(self) -> None:
-        self.asked: list[Message] = []
-        self.refusals: dict[type[Message], KVStoreError] = {}
-
-    def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
-        try:
-            step = next(plan)
-            assert isinstance(step, Ask)
-            plan.send(self._answer(step.message))
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("one question each")
-
-    def _answer(self, message: Message) -> Message:
-        self.asked.append(message)
-        if type(message) in self.refusals:
-            raise self.refusals[type(message)]
-        if isinstance(message, wire.ClaimTicket):
-            return wire.TicketClaimed(
-                CLAIM, SPACE.namespace.id, 4, len(PROMPT), b"", wire.TailRef(), generated(1)
-            )
-        return Done()
 
 
 @dataclass
@@ -126,7 +97,10 @@ class Case:
     """A desk, and what is asked of it."""
 
     def __init__(self) -> None:
-        self.store, self.kv = FakeStore(), FakeKV()
+        claimed = wire.TicketClaimed(
+            CLAIM, SPACE.namespace.id, 4, len(PROMPT), b"", wire.TailRef(), generated(1)
+        )
+        self.store, self.kv = OneTicket(claimed), FakeKV()
         self.failures: list[BaseException] = []
 
     def run(self, act: Callable[[DecodeDesk], Awaitable[Any]]) -> Any:  # noqa: ANN401 -- as given

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvstore.block_hashes import SHA256_CBOR, VLLM_SEED, Hashing, chain_of
-from kvstore.client.steps import Ask
 from kvstore.client.tickets import Member
 from kvstore.connectors.vllm.handover import HERE, NAMESPACES, THERE, TOKENS
 from kvstore.errors import BadValue, Fenced, KVStoreError, OutOfSpace, Unavailable
 from kvstore.wire.messages import tickets as wire
-from kvstore.wire.messages.hello import Done
 from tests.unit.client_scripts import PAGE_TOKENS, opened
+from tests.unit.one_ticket import OneTicket
 from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrepareAsk, Sampling
 from workers.vllm_desks import Told, VllmDecode, VllmPages, VllmPrefill
 from workers.vllm_server import Piece, Prefilled
@@ -23,8 +22,6 @@ from workers.vllm_server import Piece, Prefilled
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from kvstore.client.steps import Steps
-    from kvstore.wire.messages.base import Message
     from workers.serve_messages import PrefillDone
 
 SPACE = opened().namespace
@@ -41,36 +38,15 @@ ANSWER = (41, 42, 43)
 PROMISED = {NAMESPACES: [SPACE.id.hex()], TOKENS: 3 * PAGE_TOKENS, THERE: True, HERE: False}
 
 
-class FakeMaster:
-    """Has one ticket, with these tokens of its answer; remembers what it is asked."""
+class FakeMaster(OneTicket):
+    """Has one ticket, with these tokens of its answer."""
 
     def __init__(self, tokens: tuple[int, ...] = (FIRST,)) -> None:
-        self.tokens = tokens
-        self.asked: list[Message] = []
-        self.refusals: dict[type[Message], KVStoreError] = {}
-
-    def carry_out(self, plan: Steps[Any]) -> Any:  # noqa: ANN401 -- whatever the plan returns
-        try:
-            step = next(plan)
-            assert isinstance(step, Ask)
-            plan.send(self._answer(step.message))
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("one question each")
-
-    def _answer(self, message: Message) -> Message:
-        self.asked.append(message)
-        if type(message) in self.refusals:
-            raise self.refusals[type(message)]
-        if isinstance(message, wire.ClaimTicket):
-            return wire.TicketClaimed(
-                CLAIM, SPACE.id, PAGE_TOKENS, len(PROMPT), CHAIN.packed, wire.TailRef(), self.tokens
+        super().__init__(
+            wire.TicketClaimed(
+                CLAIM, SPACE.id, PAGE_TOKENS, len(PROMPT), CHAIN.packed, wire.TailRef(), tokens
             )
-        return Done()
-
-    @property
-    def kinds(self) -> list[str]:
-        return [type(each).__name__ for each in self.asked]
+        )
 
 
 class FakeServer:
