@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 SPACE: Final = address_space()
 KEYS_KEPT: Final = 1 << 16
-"""Names whose keys are remembered, some 16 MB: hashing takes as long as the master's finding."""
+"""Names whose keys are remembered: hashing one takes as long as the master's finding it. They take
+18 MB where names have 40 bytes, 81 MB where they have 1 000."""
 
 
 class Value(NamedTuple):
