@@ -23,10 +23,11 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, print_bl
 settings.load_profile("ci")
 
 # Started in the background by a shell without job control we would ignore these, and so would every
-# program that a test starts, since ours heed what they inherit (nohup).
-for each in (signal.SIGINT, signal.SIGHUP):
+# program that a test starts, since ours heed what they inherit (nohup). An interrupt is Python's to
+# raise, as it is in the foreground: tests send one to themselves.
+for each, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(each) is signal.SIG_IGN:
-        signal.signal(each, signal.SIG_DFL)
+        signal.signal(each, handler)
 
 # Cluster tests have a harness of their own, which knows the processes that it started.
 LEAK_CHECKED = ("unit", "contract", "simulation")
