@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness import Case, Sample, interleave, size_name
 from benchmarks.pool import PoolFailed
 from kvstore import Hit, KVStore, Stored
+from master.placing import RANKED_FOR_S
 from tests.cluster.pages import Pages, content
 from tests.cluster.rig import Rig, Shape
 from tests.cluster.servers import until
@@ -70,11 +71,15 @@ class StripedPool:
         self._undo.close()
 
     def _put(self) -> None:
+        """Slower than segments are ranked, so that each page goes to the emptiest: as many on every
+        host, and some of the one that is killed in stripes as pages, not as parity only.
+        """
         buffer = self._store.buffer(self._page_bytes)
         for number, chain in enumerate(self._chains):
             buffer.view[:] = random.Random(number).randbytes(self._page_bytes)
             if [*self._store.put(self._opened, chain, buffer, [0], tier="nvme")] != [Stored()]:
                 raise PoolFailed("a page was not stored")
+            time.sleep(2 * RANKED_FOR_S)
         until("pages are striped", self._is_striped, WAIT_S)
 
     def _count(self, name: str) -> int:
