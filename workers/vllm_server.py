@@ -30,7 +30,7 @@ ENDS: Final = ("stop", "length")
 """Why a request ends by itself; others are vLLM's trouble, or its end."""
 SEEDS: Final = 1 << 63
 DATA: Final = b"data: "
-DONE: Final = b"[DONE]"
+DONE: Final = b"data: [DONE]"
 LINE_BYTES_MAX: Final = 1 << 22
 
 
@@ -151,6 +151,8 @@ class VllmServer:
                 said = _decoded(await _well(response), _Completion)
         except aiohttp.ClientError as error:
             raise Unavailable(f"vLLM at {self._url}: {type(error).__name__} {error}") from error
+        if not said.choices:
+            raise Unavailable(f"vLLM at {self._url} has answered a prompt with nothing")
         choice = said.choices[0]
         if choice.finish_reason not in ENDS or not choice.token_ids:
             raise Unavailable(f"vLLM ended a prompt by {choice.finish_reason}")
@@ -168,7 +170,7 @@ class VllmServer:
             async with self._session.post(self._url + COMPLETIONS, json=body) as response:
                 if response.status != OK:
                     await _well(response)
-                while (line := await response.content.readline()) and DONE not in line:
+                while (line := await response.content.readline()) and line.rstrip() != DONE:
                     if piece := _piece(line):
                         yield piece
                         if piece.ended:

@@ -114,6 +114,12 @@ def test_a_prompt_comes_back_with_what_is_to_be_told_on() -> None:
         ('{"choices": [{"token_ids": [], "finish_reason": "length"}]}', 200, Unavailable),
         ('{"choices": [{"token_ids": [4], "finish_reason": "abort"}]}', 200, Unavailable),
         ('{"choices": [{"token_ids": "x"}]}', 200, Unavailable),
+        ('{"choices": [{"token_ids": null, "finish_reason": "stop"}]}', 200, Unavailable),
+        ('{"choices": [], "usage": {"prompt_tokens": 2}}', 200, Unavailable),
+        ('{"error": {"message": "x", "code": 500}}', 200, Unavailable),
+        ("[]", 200, Unavailable),
+        ("\xff", 200, Unavailable),
+        ("", 200, Unavailable),
         ("no JSON", 200, Unavailable),
         ("too long", 400, BadValue),
         ("broken", 500, Unavailable),
@@ -128,13 +134,27 @@ def test_a_prompt_that_is_not_answered_has_a_reason(
 
 @pytest.mark.parametrize(
     "rest",
-    ["", "data: [DONE]\n\n", 'data: {"choices": [{"token_ids": [5], "finish_reason": "abort"}]}\n'],
+    [
+        "",
+        "data: [DONE]\n\n",
+        'data: {"choices": [{"token_ids": [5], "finish_reason": "abort"}]}\n',
+        'data: {"choices": [{"token_ids": null}]}\n\n',
+        'data: {"error": {"message": "x", "code": 500}}\n\n',
+        "data: no JSON\n\n",
+        "data: \xff\n\n",
+        'data: {"choices": []',
+    ],
 )
 def test_an_answer_that_ends_early_is_an_error(rest: str) -> None:
     body = 'data: {"choices": [{"token_ids": [4]}]}\n\n' + rest
     first, error = said(FakeVllm(body), generate)
     assert first == Piece((4,), "")
     assert isinstance(error, Unavailable)
+
+
+def test_a_text_with_the_word_for_the_end_is_not_the_end() -> None:
+    body = 'data: {"choices": [{"token_ids": [4], "text": "data: [DONE]"}]}\n\n' + STREAM
+    assert said(FakeVllm(body), generate)[:2] == [Piece((4,), ""), Piece((4, 5), "")]
 
 
 def test_a_refused_answer_has_the_server_s_reason() -> None:
