@@ -9,10 +9,13 @@ import msgspec
 from kvstore.errors import (
     BadValue,
     DeadlineExceeded,
+    Fenced,
     KVStoreError,
     OutOfSpace,
+    StaleEpoch,
     Throttled,
     Unavailable,
+    UnknownTicket,
 )
 
 if TYPE_CHECKING:
@@ -86,13 +89,20 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 def status_of(error: KVStoreError) -> int:
-    """The HTTP status of what keeps a request from being answered."""
+    """The HTTP status of what keeps a request from being answered.
+
+    UNAVAILABLE is for what a request that begins anew may be spared: also for those that the pool
+    has lost, with a master or to somebody else.
+    """
     for kind, status in (
         (BadValue, BAD_REQUEST),
         (Throttled, TOO_MANY),
         (DeadlineExceeded, TIMEOUT),
         (Unavailable, UNAVAILABLE),
         (OutOfSpace, UNAVAILABLE),
+        (StaleEpoch, UNAVAILABLE),
+        (Fenced, UNAVAILABLE),
+        (UnknownTicket, UNAVAILABLE),
     ):
         if isinstance(error, kind):
             return status

@@ -111,9 +111,10 @@ class TicketHolder:
     ) -> Steps[TicketRouted | None]:
         """As kvstore.client.tickets.await_route, also across masters: presented where unknown.
 
-        And once more where it was staged only after it had been presented: its prefill worker has
-        told the master before that. Not so where this one has routed it, also ahead: it hears of
-        the rest itself, and refused a ticket without the claim that there may be by now.
+        UnknownTicket where a new master refuses it: its request has to begin anew. Presented once
+        more where it was staged only after that: its prefill worker has told the master before.
+        Not so where this one has routed it, also ahead: it hears of the rest itself, and refused a
+        ticket without the claim that there may be by now.
         """
         routed = yield from self._await_route(ticket, above, timeout_s)
         if routed is not None and ticket in self._held:
@@ -125,19 +126,25 @@ class TicketHolder:
         deadline_s = self._clock.now_s() + check_timeout(timeout_s)
         held = self._held.get(ticket)
         if held is not None and held.is_behind and held.done is not None:
-            yield from self._present(ticket, deadline_s)
+            yield from self._insist(ticket, deadline_s)
         try:
             return (yield from await_route(ticket, above, timeout_s=timeout_s))
         except UnknownTicket:
             if ticket not in self._held:
                 raise
-        yield from self._present(ticket, deadline_s)
+        yield from self._insist(ticket, deadline_s)
         left_s = deadline_s - self._clock.now_s()
         return (yield from await_route(ticket, above, timeout_s=left_s)) if left_s > 0 else None
 
     def _known(self, ticket: int, epoch: int) -> None:
         if ticket in self._held:
             self._held[ticket].epoch = epoch
+
+    def _insist(self, ticket: int, deadline_s: float) -> Steps[None]:
+        try:
+            yield from self._present(ticket, deadline_s)
+        except CallerError as error:  # nothing that the request could do better
+            raise UnknownTicket(f"a new master refuses it: {error}") from error
 
     def _present(self, ticket: int, deadline_s: float) -> Steps[None]:
         held = self._held.get(ticket)

@@ -8,7 +8,7 @@ import pytest
 from kvstore.client.steps import drive
 from kvstore.client.ticket_holder import TicketHolder
 from kvstore.client.tickets import HandOver, TicketRequest
-from kvstore.errors import AccessDenied, DeadlineExceeded, UnknownTicket
+from kvstore.errors import AccessDenied, BadValue, CallerError, DeadlineExceeded, UnknownTicket
 from kvstore.ids import KEY_BYTES, Epoch, generation_of
 from kvstore.namespace import tails
 from kvstore.wire.messages.hello import Done
@@ -109,6 +109,23 @@ def test_a_route_is_awaited_at_a_master_that_did_not_know_the_ticket() -> None:
     answers = UnknownTicket("ticket 1"), Done(), ROUTED
     assert drive(holder.await_route(ONE, 0, timeout_s=5.0), script.will(*answers)) == ROUTED
     assert script.asked == [AwaitRoute(ONE, 0, 4.0), presented(), AwaitRoute(ONE, 0, 4.0)]
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied("too late"), BadValue("keys", 1, "fewer")])
+def test_a_request_whose_ticket_a_new_master_refuses_has_to_begin_anew(
+    refusal: CallerError,
+) -> None:
+    """Not to be mended by who asked: it was told that access is denied, or its request is bad."""
+    script = Script()
+    holder = held(script, FIRST)
+    answers = UnknownTicket("ticket 1"), refusal
+    with pytest.raises(UnknownTicket, match=str(refusal)):
+        drive(holder.await_route(ONE, 0), script.will(*answers))
+    holder = held(script, FIRST)
+    drive(holder.keep(), script.will(Term(2), Done()))
+    holder.note(ONE, done=HandOver(CHAIN, (7,)))
+    with pytest.raises(UnknownTicket, match=str(refusal)):
+        drive(holder.await_route(ONE, 0), script.will(refusal))
 
 
 def test_what_is_staged_only_after_it_was_presented_is_presented_again() -> None:

@@ -10,9 +10,11 @@ from kvstore.errors import (
     DeadlineExceeded,
     Fenced,
     KVStoreError,
+    NotLeader,
     OutOfSpace,
     Throttled,
     Unavailable,
+    UnknownTicket,
     error_from_wire,
 )
 from workers.gateway_answers import error_body, status_of
@@ -27,7 +29,9 @@ from workers.gateway_answers import error_body, status_of
         (DeadlineExceeded("x"), 504, "server_error", None, "deadline_exceeded"),
         (Unavailable("x"), 503, "server_error", None, "unavailable"),
         (OutOfSpace("x"), 503, "server_error", None, "out_of_space"),
-        (Fenced("x"), 500, "server_error", None, "fenced"),
+        (NotLeader(), 503, "server_error", None, "not_leader"),
+        (Fenced("x"), 503, "server_error", None, "fenced"),
+        (UnknownTicket("x"), 503, "server_error", None, "unknown_ticket"),
         (AccessDenied("x"), 500, "server_error", None, "access_denied"),
     ],
 )
