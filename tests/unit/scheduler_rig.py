@@ -9,6 +9,7 @@ import msgspec
 from kvstore.connectors.engine_lookups import DEADLINE_S
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
+from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.vllm.scheduler_side import SchedulerSide
 from kvstore.namespace import Attention
 from kvstore.page import engine_key
@@ -84,4 +85,4 @@ class Rig:
     def answered(self) -> None:
         """Wait until the thread beside the scheduler has nothing left to do."""
         self.side._thread.close(30.0)  # noqa: SLF001 -- it has no other end
-        self.side._thread._is_closed = False  # noqa: SLF001 -- and goes on afterwards
+        self.side._thread = OneThread("lookups")  # noqa: SLF001 -- and goes on afterwards

@@ -13,6 +13,7 @@ from kvstore.connectors.engine_events import PutBlock
 from kvstore.connectors.engine_namespace import EngineFields, EngineGroup, namespaces
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.engine_saves import BlockRun, Load
+from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.vllm import worker_side
 from kvstore.connectors.vllm.blocks import GroupBlocks
 from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, Arrived, WorkerSide
@@ -82,7 +83,7 @@ class Rank:
     def wait(self) -> None:
         """Wait until the thread beside the engine's has nothing left to do."""
         self.side._thread.close(30.0)  # noqa: SLF001 -- the only way to wait for what is put
-        self.side._thread._is_closed = False  # noqa: SLF001 -- and to go on afterwards
+        self.side._thread = OneThread("saves")  # noqa: SLF001 -- and to go on afterwards
 
     def load(self, *runs: BlockRun) -> None:
         self.side.load([Load("r", runs)])
