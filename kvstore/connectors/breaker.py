@@ -72,9 +72,13 @@ class Breaker:
         return self.circuit is Circuit.CLOSED
 
     def succeeded(self, now_s: float) -> None:
-        """A call was answered in time."""
-        self._late = 0
+        """A call was answered; it says nothing of those that somebody waits for."""
         self._go(Happening.SUCCEEDED, now_s)
+
+    def in_time(self, now_s: float) -> None:
+        """An answer came while it was waited for."""
+        self._late = 0
+        self.succeeded(now_s)
 
     def failed(self, now_s: float) -> None:
         """A call was not answered, or by an error that time may change."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
@@ -199,7 +200,8 @@ class EnginePool:
         """The result of `work`, or `otherwise` where the pool is not to be asked, or in trouble.
 
         `what` names the call for whoever reads the log. A result that took longer than `late_s`
-        is of no use any more; some of them in a row are trouble, too. Never raises.
+        is of no use any more; some of them in a row are trouble, too, whatever calls without such
+        a bound come between. Never raises.
         """
         begun_s = self._clock.now_s()
         with self._mutex:
@@ -214,8 +216,17 @@ class EnginePool:
             _LOG.exception("kvharbor: %s", what)
             self._failed(what, error)
             return otherwise
-        self._succeeded(is_late=self._clock.now_s() - begun_s > late_s)
+        self._succeeded(self._clock.now_s() - begun_s, late_s)
         return result
+
+    def tell(self, what: str, work: Callable[[Reached], None]) -> None:
+        """Have the pool told what it may do without, unless it is not worth asking.
+
+        A refusal is no trouble, because nobody was to have anything of it. Silence is, as in any
+        other call: the next lookup would meet it, too.
+        """
+        if self.is_worth_asking:
+            self.call(what, partial(_tell, what, work), None)
 
     def close(self) -> None:
         """End the connection; later calls are misses. Safe to repeat."""
@@ -240,13 +251,16 @@ class EnginePool:
                 _LOG.info("kvharbor: the pool is reached")
             return self._reached
 
-    def _succeeded(self, *, is_late: bool) -> None:
+    def _succeeded(self, took_s: float, late_s: float) -> None:
+        now_s = self._clock.now_s()
         with self._mutex:
             was_closed = self._breaker.is_closed()
-            if is_late and was_closed:
-                self._breaker.late(self._clock.now_s())
+            if late_s == inf or (took_s > late_s and not was_closed):
+                self._breaker.succeeded(now_s)
+            elif took_s > late_s:
+                self._breaker.late(now_s)
             else:
-                self._breaker.succeeded(self._clock.now_s())
+                self._breaker.in_time(now_s)
         if not was_closed:
             _LOG.warning("kvharbor: the pool answers again")
 
@@ -273,3 +287,12 @@ class EnginePool:
             reached.store.close()
         except Exception:  # V5: whoever is in the middle of a use keeps a buffer from closing
             _LOG.exception("kvharbor: a store is left as it is")
+
+
+def _tell(what: str, work: Callable[[Reached], None], pool: Reached) -> None:
+    try:
+        work(pool)
+    except (Unavailable, UnknownNamespace, BufferClosed):  # of the pool, not of what it is told
+        raise
+    except KVStoreError as error:
+        _LOG.info("kvharbor: %s: %s", what, error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
+
+import pytest
 
 from kvstore.connectors.breaker import LATE_MAX, PAUSE_MIN_S
 from kvstore.connectors.engine_pool import EnginePool, EngineStore, Reached
@@ -11,6 +13,8 @@ from kvstore.errors import (
     BadValue,
     DeadlineExceeded,
     KVStoreError,
+    OutOfSpace,
+    Throttled,
     Unavailable,
     UnknownNamespace,
 )
@@ -20,8 +24,6 @@ from tests.fakes import ManualClock
 
 if TYPE_CHECKING:
     import threading
-
-    import pytest
 
     from kvstore.client.namespaces import OpenedNamespace
 
@@ -176,12 +178,56 @@ def test_late_answers_in_a_row_leave_the_pool_alone() -> None:
         rig.clock.advance(0.1)
         return "answer"
 
+    def prompt(_: Reached) -> str:
+        return "answer"
+
     for _ in range(LATE_MAX - 1):
         assert rig.pool.call("a test", slowly, "otherwise", 0.02) == "answer"
-    assert rig.call() == "answer"  # in time: they are counted anew
+    assert rig.pool.call("a test", prompt, "otherwise", 0.02) == "answer"  # they are counted anew
     for _ in range(LATE_MAX):
+        assert rig.call() == "answer", "as when what came too late is given back"
         assert rig.pool.call("a test", slowly, "otherwise", 0.02) == "answer"
     assert rig.call() == "otherwise"
+
+
+ADVICE_FAILS: Final = [
+    (BadValue("priority", 9, "less"), True),
+    (OutOfSpace("too many hints"), True),
+    (Throttled(1.0, "staging", "full"), True),
+    (KVStoreError("of a newer master"), True),
+    (Unavailable("gone"), False),
+    (DeadlineExceeded("slow"), False),
+    (UnknownNamespace("open it first"), False),
+    (ZeroDivisionError("a bug"), False),
+]
+
+
+@pytest.mark.parametrize(("error", "goes_on"), ADVICE_FAILS)
+def test_a_refusal_of_what_was_only_told_keeps_nobody_from_the_pool(
+    error: Exception, goes_on: bool
+) -> None:
+    """A hint that a master does not take is no reason to do without its pages."""
+    rig = Rig()
+
+    def refused(_: Reached) -> None:
+        raise error
+
+    rig.pool.tell("a hint", refused)
+    assert rig.pool.is_worth_asking == goes_on
+    assert rig.pool.troubles == (not goes_on)
+    assert rig.call() == ("answer" if goes_on else "otherwise")
+
+
+def test_what_is_only_told_is_no_try_of_a_pool_in_trouble() -> None:
+    rig = Rig()
+    rig.call(Unavailable("gone"))
+    rig.clock.advance(PAUSE_MIN_S)
+    told: list[Reached] = []
+    rig.pool.tell("a hint", told.append)
+    assert not told
+    assert rig.call() == "answer", "the try is for who has something of it"
+    rig.pool.tell("a hint", told.append)
+    assert told
 
 
 def test_a_closed_pool_is_a_miss() -> None:

@@ -257,7 +257,7 @@ class SchedulerSide:
                 pool.store.give_back_lease(opened, chain, lease_id, timeout_s=self._timeout_s)
 
         if hashes:
-            self._pool.call("giving leases back", give_back, None)
+            self._pool.tell("giving leases back", give_back)
 
     def _answered(self, question: Question, lease_id: int) -> Answer:
         """In the thread beside the scheduler's."""
@@ -276,7 +276,7 @@ class SchedulerSide:
                 pool.store.hint(opened, chain, hints, timeout_s=self._timeout_s)
 
         if hashes:
-            self._pool.call("a hint", tell, None)
+            self._pool.tell("a hint", tell)
 
     def _no_windows(self) -> tuple[bytes, ...]:
         return (b"",) * self._chained.count(False)

@@ -230,7 +230,7 @@ class WorkerSide:
             opened = pool.opened[group]
             pool.store.give_back_lease(opened, chain, lease_id, timeout_s=self._timeout_s)
 
-        self._pool.call("giving leases back", give_back, None)
+        self._pool.tell("giving leases back", give_back)
 
     # Saves.
 
