@@ -14,9 +14,12 @@ from kvstore.errors import KVStoreError
 from workers.serve_messages import PrepareAsk
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from kvstore.client.steps import Steps
     from kvstore.client.ticket_holder import TicketHolder
     from kvstore.wire.messages.tickets import TicketRouted
+    from workers.serve_messages import DecodeAsk, Line, PrefillAsk, PrefillDone
 
 LOG: Final = logging.getLogger(__name__)
 AWAIT_S: Final = 10.0
@@ -38,6 +41,18 @@ class Preparers(Protocol):
 
     async def prepare(self, where: str, ask: PrepareAsk) -> None:
         """Have a prompt pulled while it is being computed."""
+        ...
+
+
+class Workers(Preparers, Protocol):
+    """What is needed of them beside; likewise."""
+
+    async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
+        """Have a prompt computed and staged."""
+        ...
+
+    def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
+        """The lines of an answer, up to where the worker ends them."""
         ...
 
 

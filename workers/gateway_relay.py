@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -33,38 +33,27 @@ from kvstore.errors import (
     Unavailable,
     UnknownTicket,
 )
-from workers.gateway_ahead import AWAIT_S, Ahead, Preparers
+from workers.gateway_ahead import AWAIT_S, Ahead
+from workers.gateway_hints import tell
 from workers.gateway_lengths import AnswerLengths, left
 from workers.gateway_merge import Answer
 from workers.serve_messages import DecodeAsk, PrefillAsk, Sampling
 from workers.tracing import stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
+    from typing import Any
 
     from kvstore.block_hashes import Hashing
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.clock import Clock
     from kvstore.wire.messages.tickets import TicketOpened, TicketRouted
-    from workers.gateway_ahead import Master
+    from workers.gateway_ahead import Master, Workers
     from workers.gateway_requests import Wish
-    from workers.serve_messages import Line, PrefillDone
 
 LOG: Final = logging.getLogger(__name__)
 PREFILLS_MAX: Final = 4
 """Prefill workers that a request is tried on."""
-
-
-class Workers(Preparers, Protocol):
-    """What is needed of the inference workers; `InferenceWorkers` is one."""
-
-    async def prefill(self, where: str, ask: PrefillAsk) -> PrefillDone:
-        """Have a prompt computed and staged."""
-        ...
-
-    def decode(self, where: str, ask: DecodeAsk) -> AsyncGenerator[Line, None]:
-        """The lines of an answer, up to where the worker ends them."""
-        ...
 
 
 class Stages(msgspec.Struct):
@@ -136,7 +125,11 @@ class Fleet:
     def end(self, ticket: int, claim: int, *, is_finished: bool) -> None:
         """Tell the master, beside whatever the caller does next: it may be cancelled."""
         self.holder.drop(ticket)
-        ending = asyncio.ensure_future(self._tell(ticket, claim if is_finished else None))
+        self.beside(self._tell(ticket, claim if is_finished else None))
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done though the caller is cancelled; `close` waits for it."""
+        ending = asyncio.ensure_future(work)
         self._ends.add(ending)
         ending.add_done_callback(self._ends.discard)
 
@@ -222,10 +215,18 @@ class Passage:
             opened, claim = self._ticket(), self.answer.claim
             is_finished = is_finished and bool(claim or opened.alone)
             self._fleet.end(opened.ticket, claim, is_finished=is_finished)
+            self._tell_hints()
 
     def passed_s(self) -> float:
         """Since its arrival."""
         return self._fleet.clock.now_s() - self._began_s
+
+    def _tell_hints(self) -> None:
+        fleet, wish = self._fleet, self.wish
+        if wish.hints is not None:
+            tokens = (*wish.tokens, *self.answer.tokens)
+            chain = chain_of(fleet.opened.namespace, tokens, fleet.hashing)
+            fleet.beside(tell(fleet.master, fleet.opened, chain, wish.hints, fleet.clock))
 
     def _end_ahead(self) -> None:
         if self._ahead is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvstore.errors import BadValue
+from kvstore.hints import Hints
 from kvstore.require import require
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ NEUTRAL: Final[dict[str, object]] = {
 """Fields of which only the value that does nothing is taken; null does nothing, too."""
 COMMON: Final = frozenset(
     {"model", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "max_tokens"}
-    | {"kvharbor_timings"}
+    | {"kvharbor_timings", "kvharbor_hints"}
 )
 COMPLETION_FIELDS: Final = COMMON | {"prompt"}
 CHAT_FIELDS: Final = COMMON | {"messages", "max_completion_tokens"}
@@ -65,6 +66,8 @@ class Wish(msgspec.Struct, frozen=True):
     usage_at_end: bool
     """A stream's last event tells the usage."""
     timings: bool
+    hints: Hints | None = None
+    """What the client knows of the chain's future."""
 
 
 def completion(body: object, model: str, chat: ChatFormat, context_tokens: int) -> Wish:
@@ -114,6 +117,7 @@ def _wish(
         stream=_flag(fields, "stream"),
         usage_at_end=_flag(options, "include_usage"),
         timings=_flag(fields, "kvharbor_timings"),
+        hints=Hints.of(fields["kvharbor_hints"]) if "kvharbor_hints" in fields else None,
     )
 
 

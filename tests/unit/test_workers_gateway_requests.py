@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import BadValue
+from kvstore.hints import Hints
 from workers.chat_formats import ASSISTANT, END, USER, VOCABULARY, ByteChat
 from workers.gateway_requests import Wish, chat_completion, completion
 
@@ -34,11 +35,11 @@ def test_every_field_of_a_completion_is_heard() -> None:
     wish = asked(
         model=MODEL, prompt=[1, 2, 3], max_tokens=7, temperature=0, top_p=0.5, seed=9,
         stop=["a", "b"], stream=True, stream_options={"include_usage": True},
-        kvharbor_timings=True, user="me", n=1, logit_bias=None,
+        kvharbor_timings=True, kvharbor_hints={"priority": 2}, user="me", n=1, logit_bias=None,
     )  # fmt: skip
     assert wish == Wish(
         is_chat=False, tokens=(1, 2, 3), max_tokens=7, temperature=0.0, top_p=0.5, seed=9,
-        stop=("a", "b"), stream=True, usage_at_end=True, timings=True,
+        stop=("a", "b"), stream=True, usage_at_end=True, timings=True, hints=Hints(priority=2),
     )  # fmt: skip
 
 
@@ -96,6 +97,9 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logprobs", {"logprobs": 5}),
     ("frequency_penalty", {"frequency_penalty": 0.5}),
     ("field", {"tools": []}),
+    ("hints", {"kvharbor_hints": "important"}),
+    ("hints", {"kvharbor_hints": {"urgency": 1}}),
+    ("priority", {"kvharbor_hints": {"priority": 9}}),
 ]
 
 
