@@ -39,6 +39,7 @@ class LmcacheServer(AbstractContextManager["LmcacheServer"]):
                     *(f"--port={port}", f"--http-port={self._http_port}"),
                     *(f"--chunk-size={chunk_tokens}", f"--l1-size-gb={MEMORY_GB}"),
                     *("--eviction-policy=LRU", "--disable-metrics"),
+                    "--supported-transfer-mode=auto",
                 ],
                 stdout=log,
                 stderr=log,
