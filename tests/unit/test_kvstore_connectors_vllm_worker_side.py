@@ -122,6 +122,26 @@ def test_a_rank_tells_what_it_has_put_where_somebody_wants_to_know() -> None:
     rank.side.close()
 
 
+def test_loads_wait_for_their_turn_and_those_of_ended_requests_are_not_brought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_side, "LOAD_BYTES_PER_STEP", 1)
+    rank = Rank(FIELDS)
+    rank.save(run(0, 0, (3, 7, 1)))
+    rank.blank()
+    places = {"a": 9, "b": 2, "c": 4}
+    rank.side.load([Load(name, (run(0, 0, (block,)),)) for name, block in places.items()])
+    rank.side.abandon({"a", "never loaded"})  # too late: it has come
+    assert rank.side.arrived() == Arrived(frozenset("a"), frozenset(), frozenset())
+    rank.side.abandon({"b"})
+    assert rank.side.arrived() == Arrived(frozenset("b"), frozenset(), frozenset())
+    rank.side.load([])
+    assert rank.side.arrived() == Arrived(frozenset("c"), frozenset(), frozenset())
+    for cache in rank.caches.values():
+        assert [bool(cache[block].any()) for block in places.values()] == [True, False, True]
+    rank.side.close()
+
+
 def test_blocks_come_back_bit_by_bit_to_other_places() -> None:
     rank = Rank(FIELDS)
     rank.save(run(0, 0, (3, 7, 1)))

@@ -207,7 +207,7 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Tell which loads have ended."""
-        del finished_req_ids
+        self.worker_half.abandon(finished_req_ids)
         self._arrived = self.worker_half.arrived()
         return KVConnectorTransferResults(
             finished_recving=set(self._arrived.finished),

@@ -25,7 +25,7 @@ from kvstore.namespace import Attention
 from kvstore.page import PageChain, engine_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
 
@@ -149,6 +149,14 @@ class WorkerSide:
         """Bring nothing of this: tell that all of it has failed."""
         for load in loads:
             self._end(load, [block for run in load.runs for block in run.blocks])
+
+    def abandon(self, requests: Collection[str]) -> None:
+        """These have ended: what still waits for its turn is not brought to them."""
+        if not self._waiting or not requests:
+            return
+        left = deque([load for load in self._waiting if load.request not in requests])
+        self._finished |= {load.request for load in self._waiting} & set(requests)
+        self._waiting = left
 
     def _end(self, load: Load, missing: Sequence[int]) -> None:
         self._finished.add(load.request)
