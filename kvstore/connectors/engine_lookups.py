@@ -128,9 +128,14 @@ class Lookups:
         block_tokens: int,
         ask: Callable[[Question], None],
         deadline_s: float = DEADLINE_S,
+        load_tokens_min: int = 0,
     ) -> None:
-        """`window_blocks` has, for each group with a window, how many last blocks it needs."""
+        """`window_blocks` has, for each group with a window, how many last blocks it needs.
+
+        Fewer than `load_tokens_min` are not worth a load, and nobody is held back for them.
+        """
         self._deadline_s = deadline_s
+        self._blocks_min = -(-load_tokens_min // block_tokens)
         self._window_blocks = tuple(window_blocks)
         self._block_tokens = block_tokens
         self._ask = ask
@@ -179,6 +184,9 @@ class Lookups:
         if known is None:
             return 0
         limit = (tokens - 1) // self._block_tokens
+        least = self._least(known)
+        if limit - first < least:
+            return 0
         found, is_early = 0, now_s < known.promised.until_s
         if known.knowledge is Knowledge.KNOWN and known.held is not None:
             found = restorable(known.held, self._window_blocks, first, limit) - first
@@ -193,7 +201,17 @@ class Lookups:
                 return None
             known.hear(News.NO_ANSWER)
         is_quiet = now_s < self._quiet_until_s
-        return 0 if known.knowledge is not Knowledge.KNOWN or is_quiet else found
+        is_given = known.knowledge is Knowledge.KNOWN and not is_quiet and found >= least
+        return found if is_given else 0
+
+    def short(self, request: str, first: int, tokens: int) -> int:
+        """Blocks beyond the `first` that the pool has, and which are too few to be loaded."""
+        known, held = self._known.get(request), self.held(request)
+        if known is None or held is None:
+            return 0
+        limit = (tokens - 1) // self._block_tokens
+        found = restorable(held, self._window_blocks, first, limit) - first
+        return found if found < self._least(known) else 0
 
     def held(self, request: str) -> Held | None:
         """What the pool was last found to hold, if that is known and no load contradicted it."""
@@ -218,6 +236,10 @@ class Lookups:
     def end(self, request: str) -> None:
         """The request has gone."""
         self._known.pop(request, None)
+
+    def _least(self, known: _Known) -> int:
+        """Blocks that are worth a load; any, of a prompt that another engine has computed."""
+        return 0 if known.promised.blocks else self._blocks_min
 
     def _question(self, request: str, known: _Known, hashes: Sequence[bytes], now_s: float) -> None:
         self._asked += 1

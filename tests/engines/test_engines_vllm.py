@@ -60,7 +60,11 @@ def test_tokens_are_the_same_cold_warm_and_in_another_engine(
         assert counts["promised_pages"] >= HIT // BLOCK
         assert not counts.get("failed_load_pages")
         assert counts["open_requests"] == 0
-    with VllmEngine(model, pool.master, folder=tmp_path, options=options) as second:
+    least: dict[str, object] = {"load_tokens_min": HIT}
+    with VllmEngine(model, pool.master, folder=tmp_path, options=options, extra=least) as second:
+        # A block less is there, too, and is not worth a load here.
+        assert second.generate([PROMPT[: HIT - BLOCK + 1]]).cached == [0]
+        second.forget()
         assert second.generate([PROMPT]) == local
         assert second.generate([PROMPT], salt="another tenant") == local
 

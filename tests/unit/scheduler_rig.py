@@ -64,12 +64,14 @@ class Step(msgspec.Struct):
 class Rig:
     """A scheduler's half with a store that the test fills."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_tokens_min: int = 0) -> None:
         self.store = EngineFakeStore()
         self.clock = ManualClock()
         self.namespaces = namespaces(FIELDS)
         self.pool = EnginePool(lambda: self.store, self.namespaces, self.clock)
-        self.side = SchedulerSide(self.namespaces, self.pool, self.clock, 1.0, DEADLINE_S, 2.0)
+        self.side = SchedulerSide(
+            self.namespaces, self.pool, self.clock, 1.0, DEADLINE_S, 2.0, load_tokens_min
+        )
 
     def hold(self, group: int, *places: int) -> None:
         """Have the pool hold these blocks of a group."""

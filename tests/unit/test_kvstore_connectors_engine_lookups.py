@@ -38,9 +38,11 @@ NEVER = {
 class Asked:
     """Lookups without a pool: the test answers."""
 
-    def __init__(self, *window_blocks: int) -> None:
+    def __init__(self, *window_blocks: int, load_tokens_min: int = 0) -> None:
         self.questions: list[Question] = []
-        self.lookups = Lookups(window_blocks, BLOCK, self.questions.append)
+        self.lookups = Lookups(
+            window_blocks, BLOCK, self.questions.append, load_tokens_min=load_tokens_min
+        )
 
     def begin(
         self,
@@ -133,6 +135,48 @@ def test_blocks_that_the_engine_has_are_not_promised() -> None:
     asked.begin()
     asked.answer(Held(5))
     assert [asked.blocks(first=first) for first in (0, 3, 5, 6)] == [5, 2, 0, 0]
+
+
+@pytest.mark.parametrize(("least", "found"), [(0, 3), (2 * BLOCK, 3), (3 * BLOCK, 3)])
+def test_what_is_worth_a_load_is_promised_whole(least: int, found: int) -> None:
+    asked = Asked(load_tokens_min=least)
+    asked.begin()
+    asked.answer(Held(5))
+    assert asked.blocks(first=2) == found
+    assert asked.lookups.short("r", 2, 8 * BLOCK) == 0
+
+
+def test_what_saves_too_few_tokens_is_computed() -> None:
+    asked = Asked(load_tokens_min=3 * BLOCK + 1)  # whole blocks: four
+    asked.begin()
+    asked.answer(Held(5))
+    assert [asked.blocks(first=first) for first in (0, 1, 2, 4, 7)] == [5, 4, 0, 0, 0]
+    assert [asked.lookups.short("r", first, 8 * BLOCK) for first in (0, 1, 2, 4, 7)] == [
+        0, 0, 3, 1, 0,
+    ]  # fmt: skip
+    asked.lookups.load_failed("r", 0.0)
+    assert asked.lookups.short("r", 2, 8 * BLOCK) == 0  # they may be gone
+    assert asked.lookups.short("another", 2, 8 * BLOCK) == 0
+
+
+def test_a_request_that_has_too_few_tokens_to_win_is_not_held_back() -> None:
+    asked = Asked(load_tokens_min=4 * BLOCK)
+    asked.begin()
+    assert asked.blocks(tokens=4 * BLOCK) == 0  # the last of which is computed
+    assert asked.blocks(first=5) == 0
+    assert asked.blocks(tokens=4 * BLOCK + 1) is None
+    asked.answer(Held(2))
+    assert asked.blocks(tokens=4 * BLOCK + 1) == 0
+    assert asked.lookups.held("r") == Held(2)  # which is what saves go by
+
+
+def test_what_another_engine_has_computed_is_loaded_however_short() -> None:
+    asked = Asked(load_tokens_min=4 * BLOCK)
+    asked.begin(promised=Promised(2, 1.0))
+    assert asked.blocks(tokens=2 * BLOCK + 1) is None
+    asked.answer(Held(2))
+    assert asked.blocks(tokens=2 * BLOCK + 1) == 2
+    assert asked.lookups.short("r", 0, 2 * BLOCK + 1) == 0
 
 
 def test_an_old_answer_is_asked_for_anew() -> None:

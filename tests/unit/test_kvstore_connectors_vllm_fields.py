@@ -10,7 +10,7 @@ import torch
 
 from kvstore.connectors.engine_namespace import EngineFields, namespaces
 from kvstore.connectors.vllm.fields import DEFAULT_SEED, MEDIA, engine_fields
-from kvstore.connectors.vllm.settings import Settings, settings_of
+from kvstore.connectors.vllm.settings import LOAD_TOKENS_MIN, Settings, least_load, settings_of
 from kvstore.errors import BadValue
 from kvstore.namespace import Attention
 
@@ -242,8 +242,29 @@ def test_settings_have_defaults_and_unknown_ones_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("timeout_s", 0), ("timeout_s", 1e9), ("lookup_deadline_s", 2.0), ("save_buffer_bytes", -1)],
+    [
+        ("timeout_s", 0),
+        ("timeout_s", 1e9),
+        ("lookup_deadline_s", 2.0),
+        ("load_tokens_min", -1),
+        ("save_buffer_bytes", -1),
+    ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
     with pytest.raises(BadValue, match=name):
         settings_of({name: value})
+
+
+@pytest.mark.parametrize(
+    ("told", "device", "least"),
+    [
+        ({}, "cuda", LOAD_TOKENS_MIN),
+        ({}, "cpu", 0),
+        ({"load_tokens_min": 0}, "cuda", 0),
+        ({"load_tokens_min": 100}, "cpu", 100),
+    ],
+)
+def test_short_loads_are_left_out_where_tokens_cost_little(
+    told: dict[str, object], device: str, least: int
+) -> None:
+    assert least_load(settings_of(told), device) == least

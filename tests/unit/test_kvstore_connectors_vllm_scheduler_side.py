@@ -58,6 +58,37 @@ def test_a_hole_in_the_window_makes_the_promise_shorter(rig: Rig) -> None:
     assert rig.side.matched_tokens(request, 0) == 2 * TOKENS
 
 
+@pytest.mark.parametrize(("least", "short"), [(2 * TOKENS, 0), (2 * TOKENS + 1, 2 * TOKENS)])
+def test_tokens_that_are_too_few_for_a_load_are_computed_and_counted_once(
+    least: int, short: int
+) -> None:
+    rig = Rig(least)
+    for group in (0, 1):
+        rig.hold(group, 0, 1, 2)
+    request = Request()
+    rig.come(request)
+    asked = {rig.side.matched_tokens(request, TOKENS) for _ in range(3)}
+    assert asked == {2 * TOKENS - short}
+    rig.side.finished("r")
+    rig.side.finished("r")
+    assert rig.side.totals["short_tokens"] == short
+    rig.side.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_counted_all_the_same() -> None:
+    rig = Rig(8 * TOKENS)  # more than a request of so many can be given
+    for group in (0, 1):
+        rig.hold(group, 0, 1)
+    request = Request()
+    rig.side.on_new_request(request)
+    assert rig.side.matched_tokens(request, 0) == 0
+    rig.answered()
+    rig.side.finished("r")
+    assert rig.side.totals["short_tokens"] == 2 * TOKENS
+    assert rig.side.open_requests == 0
+    rig.side.close()
+
+
 def test_nothing_is_promised_before_the_answer_or_after_the_deadline(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

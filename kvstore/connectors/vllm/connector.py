@@ -32,7 +32,7 @@ from kvstore.connectors.pool_settings import connect
 from kvstore.connectors.vllm.events import BlockEvents, RankPuts
 from kvstore.connectors.vllm.fields import ENGINES, engine_fields
 from kvstore.connectors.vllm.scheduler_side import Orders, SchedulerSide
-from kvstore.connectors.vllm.settings import settings_of
+from kvstore.connectors.vllm.settings import least_load, settings_of
 from kvstore.connectors.vllm.stats import PoolMetrics, PoolStats
 from kvstore.connectors.vllm.worker_side import NOTHING_ARRIVED, WorkerSide
 from kvstore.errors import BadValue
@@ -89,9 +89,10 @@ class KvharborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
                 _LOG.warning("kvharbor: %s", text)
             if settings.description_file:
                 Path(settings.description_file).write_text(as_text(fields), encoding="utf-8")
+            device = vllm_config.device_config.device_type
             self._scheduler = SchedulerSide(
                 made, self._pool, clock, settings.timeout_s, settings.lookup_deadline_s,
-                settings.handover_deadline_s,
+                settings.handover_deadline_s, least_load(settings, device),
             )  # fmt: skip
             self._scheduler.reach()
             if is_published:

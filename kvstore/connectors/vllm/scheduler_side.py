@@ -41,6 +41,15 @@ class Orders(NamedTuple):
     saves: tuple[BlockRun, ...]
 
 
+class _Local(NamedTuple):
+    """A request as the engine last asked for it."""
+
+    blocks: int
+    """Those that the engine had itself."""
+    tokens: int
+    """Of the request."""
+
+
 class SchedulerSide:
     """One scheduler's connector, for the scheduler's thread."""
 
@@ -52,11 +61,13 @@ class SchedulerSide:
         timeout_s: float,
         deadline_s: float,
         handover_deadline_s: float,
+        load_tokens_min: int = 0,
     ) -> None:
         """`namespaces` has one for each cache group, in vLLM's order.
 
         A request is held back for `deadline_s` at most, or for `handover_deadline_s` where another
-        engine has computed its prompt; a call to the pool may take `timeout_s`.
+        engine has computed its prompt; a call to the pool may take `timeout_s`. What saves fewer
+        than `load_tokens_min` tokens is computed.
         """
         self._pool = pool
         self._clock = clock
@@ -69,15 +80,14 @@ class SchedulerSide:
         self._block_tokens = namespaces[0].layout.page_tokens
         windows = [-(-(each.window_tokens - 1) // self._block_tokens) for each in kinds]
         reach = [n for n, chained in zip(windows, self._chained, strict=True) if not chained]
-        self._lookups = Lookups(reach, self._block_tokens, self._ask, deadline_s)
+        self._lookups = Lookups(reach, self._block_tokens, self._ask, deadline_s, load_tokens_min)
         self._saves = Saves(self._chained)
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._thread = OneThread("kvharbor-lookups")
         self._requests: dict[str, Request] = {}
         self._hints: dict[str, Hints] = {}
         """Of the requests that came with some."""
-        self._local: dict[str, int] = {}
-        """Blocks that the engine had when it last asked for a request."""
+        self._local: dict[str, _Local] = {}
         self._to_load: list[Load] = []
         self._loading: dict[str, tuple[BlockRun, ...]] = {}
         """What is loaded for each request whose load is not known to have ended."""
@@ -121,7 +131,7 @@ class SchedulerSide:
         blocks = self._lookups.blocks(rid, request.block_hashes, first, request.num_tokens, now_s)
         if blocks is None:
             return None
-        self._local[rid] = first
+        self._local[rid] = _Local(first, request.num_tokens)
         return blocks * self._block_tokens
 
     def allotted(self, request: Request, tables: Sequence[Sequence[int]], tokens: int) -> None:
@@ -129,7 +139,7 @@ class SchedulerSide:
         if not tokens:
             return
         rid = request.request_id
-        first = self._local[rid]
+        first = self._local[rid].blocks
         stop = first + tokens // self._block_tokens
         runs = loads_of(request.block_hashes, tables, first, stop)
         self._to_load.append(Load(rid, runs))
@@ -193,7 +203,8 @@ class SchedulerSide:
         What its client is to tell the engine that goes on, if it has asked for that.
         """
         request = self._requests.pop(rid, None)
-        self._local.pop(rid, None)
+        self._hear(self._clock.now_s())
+        self._count_short(rid, self._local.pop(rid, None))
         self._loading.pop(rid, None)
         self._give_back(rid)
         self._lookups.end(rid)
@@ -205,6 +216,11 @@ class SchedulerSide:
             hashes = tuple(request.block_hashes)
             self._thread.run(lambda: self._tell(hashes, hints))
         return told_on(request, self._namespaces)
+
+    def _count_short(self, rid: str, local: _Local | None) -> None:
+        """At its end: nobody has waited for what is known of a request that is too short."""
+        blocks = 0 if local is None else self._lookups.short(rid, local.blocks, local.tokens)
+        self.counts["short_tokens"] += blocks * self._block_tokens
 
     def leave(self) -> None:
         """From now on load nothing, save nothing and promise nothing to others.

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WHERE: Final = "kv_connector_extra_config"
+LOAD_TOKENS_MIN: Final = 256
+"""On accelerators. A step reads all weights however few tokens it computes, and a request has one
+to compute in any case: up to the device's operations for each byte that it reads (A100: 150,
+H100: 300) the others come at next to no time, while a load is a step of its own."""
 
 
 class Settings(PoolSettings, frozen=True, kw_only=True):
@@ -26,6 +30,8 @@ class Settings(PoolSettings, frozen=True, kw_only=True):
     """A request is held back so long for the pool's answer; then it is computed without."""
     handover_deadline_s: float = 2.0
     """A request whose prompt another engine has computed is held back so long for its blocks."""
+    load_tokens_min: int | None = None
+    """A load that saves fewer tokens is not worth it: they are computed. None: see least_load."""
     save_buffer_bytes: int = 256 * limits.MIB
     """Memory for blocks on their way to the pool, of each rank; what finds none is not saved."""
 
@@ -39,6 +45,18 @@ def settings_of(extra: Mapping[str, object]) -> Settings:
     if not 0 <= settings.handover_deadline_s <= limits.CALL_TIMEOUT_MAX_S:
         want = f"0 to {limits.CALL_TIMEOUT_MAX_S}"
         raise BadValue(f"{WHERE}.handover_deadline_s", settings.handover_deadline_s, want)
+    if (settings.load_tokens_min or 0) < 0:
+        raise BadValue(f"{WHERE}.load_tokens_min", settings.load_tokens_min, "0 or more tokens")
     if settings.save_buffer_bytes < 0:
         raise BadValue(f"{WHERE}.save_buffer_bytes", settings.save_buffer_bytes, "0 or more bytes")
     return settings
+
+
+def least_load(settings: Settings, device: str) -> int:
+    """Tokens that are worth a load, on a device of this type of vLLM's.
+
+    Processors compute for each token: there a block is loaded sooner, however small.
+    """
+    if settings.load_tokens_min is not None:
+        return settings.load_tokens_min
+    return 0 if device == "cpu" else LOAD_TOKENS_MIN

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TOTALS: Final = {
     "lookups": "Questions to the pool, for requests",
     "promised_pages": "Pages that requests were told they would be given",
+    "short_tokens": "Tokens in the pool that were computed, being too few for a load",
     "failed_loads": "Requests whose load did not come whole, and which were computed instead",
     "loaded_pages": "Pages that were loaded from the pool",
     "loaded_bytes": "Bytes of those pages",
