@@ -218,8 +218,9 @@ class Run(msgspec.Struct, gc=False, eq=False):
     def fresh_mask(self, parts: int) -> bytes:
         """What `readable` returns, made anew."""
         pages = len(self)
-        if parts == 1:
-            return self.part_present(0)
+        whole = {copy.part for copy in self.copies if not copy.absent and copy.segment.readable}
+        if len(whole) == parts:  # the usual case
+            return _ONES[pages]
         merged = int.from_bytes(_ONES[pages], "little")
         for part in range(parts):
             merged &= int.from_bytes(self.part_present(part), "little")

@@ -63,6 +63,11 @@ def note_hits(core: Core, parts: int, stretch: Stretch, *, is_leased: bool) -> N
 
 def _count_mixed(core: Core, parts: int, stretch: Stretch) -> bool:
     """Count pages whose copies lie here and there; whether some lie on a drive only."""
+    ranks = {copy.segment.rank for copy in stretch.run.copies}
+    if len(ranks) == 1:  # the usual case: all parts of all that can be read lie there
+        (rank,) = ranks
+        core.counters[HITS[rank]] += stretch.count
+        return rank > MEMORY_RANK
     known = found = 0
     for rank, name in enumerate(HITS):
         known = found

@@ -374,3 +374,21 @@ def test_hits_are_counted_by_the_slowest_tier_that_they_need() -> None:
     rig.settle()
     space.match(keys, lease=False)
     assert (counters["hits_dram"], counters["hits_nvme"]) == (5, 7)
+
+
+def test_hits_of_pages_in_parts_are_counted_alike() -> None:
+    rig = Rig(TIERED)
+    rig.add_worker(chunks=4, nvme_chunks=64)
+    space = rig.open_namespace(parts=2)
+    for number in range(30):
+        space.put(chain(number, 2), parts=(0, 1))
+        rig.pass_time(1.0)
+    keys, counters = chain(0, 2), rig.master.core.counters
+    counters.clear()
+    space.match(chain(29, 2), lease=False)
+    space.match(keys, lease=False)
+    assert (counters["hits_dram"], counters["hits_nvme"]) == (2, 2)
+    rig.ask(rig.engine, Prefetch(space.id, keys[:32]))
+    rig.settle()
+    space.match(keys, lease=False)
+    assert (counters["hits_dram"], counters["hits_nvme"]) == (3, 3)
