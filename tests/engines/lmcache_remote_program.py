@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
@@ -24,10 +26,14 @@ from kvstore.connectors.lmcache.remote import KvharborRemoteAdapter
 from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.connectors.lmcache.foreign import Lmcache
+    from kvstore.connectors.lmcache.pooled import Item
 
 TOKENS: Final = 256
 """Of a chunk."""
+LONG_S: Final = 30.0
 
 
 class Remote:
@@ -101,6 +107,47 @@ async def stored_and_found(one: Remote, other: Remote) -> None:
     assert await one.wrapped.ping() == 0
 
 
+async def given_up(one: Remote) -> None:
+    """LMCache waits so long for a get: then its memory comes back, once it is written to no more.
+
+    And of a put it takes its reference back at once, whether or not the memory is read still.
+    """
+    begun, go_on, made = threading.Event(), threading.Event(), []
+    allocate, chunk = one.memory.allocate, one.chunk(7)
+
+    def slow(work: Callable[[list[Item]], list[bool]], items: list[Item]) -> list[bool]:
+        begun.set()
+        assert go_on.wait(LONG_S)
+        return work(items)
+
+    def allocated(*told: object) -> Lmcache:
+        made.append(allocate(*told))
+        return made[-1]
+
+    objects = one.connector._objects  # noqa: SLF001 -- to hold up what is under way
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(one.memory, "allocate", allocated)
+        for name in ("load", "store"):
+            patched.setattr(objects, name, partial(slow, getattr(objects, name)))
+        for act, held in (
+            (one.wrapped.batched_get([key(0), key(2)]), made),
+            (one.wrapped.put(key(7), chunk), [chunk]),
+        ):
+            begun.clear()
+            go_on.clear()
+            task = asyncio.ensure_future(act)
+            assert await asyncio.to_thread(begun.wait, LONG_S)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert [each.get_ref_count() for each in held] == [1] * len(held) != []
+            go_on.set()
+            async with asyncio.timeout(LONG_S):
+                while any(each.get_ref_count() for each in held):  # noqa: ASYNC110 -- who tells?
+                    await asyncio.sleep(0.01)
+    assert numbers(await one.wrapped.batched_get([key(7), key(0)])) == [7.0, 0.0]
+
+
 async def without_a_pool(remote: Remote) -> None:
     """All is a miss, and nothing raises."""
     assert await remote.wrapped.get(key(0)) is None
@@ -119,6 +166,7 @@ async def main(masters: str, nobody: str) -> None:
     whole = Remote(masters, torch.int32)
     alone = Remote(nobody)
     await stored_and_found(one, other)
+    await given_up(one)
     assert not whole.connector.exists_sync(key(0)), "another dtype of as many bytes"
     await without_a_pool(alone)
     for each in (one, other, whole, alone):

@@ -11,15 +11,15 @@ For the minor versions of LMCache in `settings.ENGINES`. Imported by LMCache alo
 
 from __future__ import annotations
 
-import asyncio
 import os
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from lmcache import __version__
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from kvstore.clock import SystemClock
+from kvstore.connectors.lmcache.aside import aside
 from kvstore.connectors.lmcache.naming import layout_of, remote_key, remote_name
 from kvstore.connectors.lmcache.pooled import Item, PooledObjects
 from kvstore.connectors.lmcache.settings import engine_of, settings_of
@@ -27,7 +27,7 @@ from kvstore.connectors.pool_settings import connect
 from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvstore.connectors.lmcache.foreign import Lmcache
 
@@ -36,7 +36,6 @@ NAME: Final = "lmcache-remote"
 URL: Final = "plugin://kvharbor"
 DOWN: Final = 1
 """What a ping says of a pool that does not answer."""
-T = TypeVar("T")
 
 
 class KvharborRemoteAdapter(ConnectorAdapter):  # type: ignore[misc]  # not there to be checked
@@ -77,7 +76,7 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
 
     async def exists(self, key: Lmcache) -> bool:
         """Whether it is in the pool."""
-        return await _aside(lambda: self.exists_sync(key))
+        return await aside(lambda: self.exists_sync(key))
 
     def support_batched_contains(self) -> bool:
         """Yes: one question for all."""
@@ -93,7 +92,7 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
     ) -> int:
         """As batched_contains."""
         del lookup_id, pin  # every lookup leases
-        return await _aside(lambda: self.batched_contains(keys))
+        return await aside(lambda: self.batched_contains(keys))
 
     def _sizes(self, keys: Sequence[Lmcache]) -> list[int]:
         names = [self._name(key) for key in keys]
@@ -113,8 +112,8 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
         return True
 
     async def batched_get(self, keys: Sequence[Lmcache]) -> list[Lmcache]:
-        """For each, as `get`."""
-        return await _aside(lambda: self._get(keys))
+        """For each, as `get`. LMCache gives up after a while what it waits for."""
+        return await aside(lambda: self._get(keys), _let_go)
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: Sequence[Lmcache]
@@ -123,9 +122,7 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
         del lookup_id
         came = await self.batched_get(keys)
         first = came.index(None) if None in came else len(came)
-        for each in came[first:]:
-            if each is not None:
-                each.ref_count_down()
+        _let_go(came[first:])
         return came[:first]
 
     def _get(self, keys: Sequence[Lmcache]) -> list[Lmcache]:
@@ -165,13 +162,21 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
             Item(self._name(key), each.byte_array)
             for key, each in zip(keys, memory_objs, strict=True)
         ]
-        await _aside(lambda: self._objects.store(items))
+        for each in memory_objs:  # a thread that nobody waits for any more still reads them
+            each.ref_count_up()
+        await aside(lambda: self._put(items, memory_objs))
+
+    def _put(self, items: Sequence[Item], memory_objs: Sequence[Lmcache]) -> None:
+        try:
+            self._objects.store(items)
+        finally:
+            _let_go(memory_objs)
 
     # The rest.
 
     async def list(self) -> list[str]:
         """LMCache's texts of all keys in the pool, of all its engines."""
-        return [remote_key(name) for name in await _aside(self._objects.names)]
+        return [remote_key(name) for name in await aside(self._objects.names)]
 
     def remove_sync(self, key: Lmcache) -> bool:
         """Take a chunk out; whether the pool has done so."""
@@ -187,9 +192,10 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
 
     async def close(self) -> None:
         """End the connection."""
-        await _aside(self._objects.close)
+        await aside(self._objects.close)
 
 
-async def _aside(work: Callable[[], T]) -> T:
-    """Do it in a thread, so that LMCache's event loop goes on."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+def _let_go(objects: Sequence[Lmcache | None]) -> None:
+    for each in objects:
+        if each is not None:
+            each.ref_count_down()
