@@ -18,6 +18,8 @@ NOT_OF_THE_MODEL: Final = frozenset(
 """Of a configuration: where it was found and who reads it."""
 WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".gguf"})
 COMMIT_LETTERS: Final = 40
+PROCESSOR: Final = "processor_config.json"
+"""How the names of files end that say how pictures, films and sounds become a model's input."""
 ADAPTER_CONFIG: Final = "adapter_config.json"
 READ_BYTES: Final = 1 << 24
 
@@ -61,14 +63,16 @@ def file_digest(path: Path) -> str:
 def weights_digest(folder: Path) -> str:
     """SHA-256 over names and bytes of all weight files in a folder, in the order of their names.
 
-    BadValue where there are none: all such folders would be one.
+    And of its processors' settings, of which an engine's hash of a picture knows nothing. BadValue
+    where there are no weights: all such folders would be one.
     """
     digest = hashlib.sha256()
-    paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
+    files = sorted(folder.iterdir())
+    paths = [path for path in files if path.suffix in WEIGHTS]
     if not paths:
         want = f"a name of your own for the weights: {folder} has no {', '.join(sorted(WEIGHTS))}"
         raise BadValue("revision", "", want)
-    for path in paths:
+    for path in paths + [path for path in files if path.name.endswith(PROCESSOR)]:
         digest.update(f"{path.name}:{path.stat().st_size};".encode())
         with path.open("rb") as file:
             while piece := file.read(READ_BYTES):

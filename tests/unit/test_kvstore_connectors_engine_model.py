@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,23 @@ def test_a_folder_is_named_by_its_weights(tmp_path: Path) -> None:
     assert revision_of(str(tmp_path), None) != one
 
 
+@pytest.mark.parametrize(
+    "name", ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
+)
+def test_a_folder_is_named_by_how_it_sees_pictures_too(tmp_path: Path, name: str) -> None:
+    """The same picture under the same hash comes to other KV where it is scaled otherwise."""
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    plain = revision_of(str(tmp_path), None)
+    assert plain == f"sha256:{hashlib.sha256(b'model.safetensors:3;one').hexdigest()}", "as ever"
+    revisions = {plain}
+    for said in ("{}", '{"size": 224}', '{"size": 448}'):
+        (tmp_path / name).write_text(said)
+        revisions.add(revision_of(str(tmp_path), None))
+    assert len(revisions) == 4
+    (tmp_path / name).unlink()
+    assert revision_of(str(tmp_path), None) == plain
+
+
 def test_a_snapshot_of_a_hub_is_named_by_its_commit(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / COMMIT
     folder.mkdir(parents=True)
@@ -41,7 +59,8 @@ def test_weights_that_have_no_name_are_refused(revision: str | None) -> None:
 
 def test_a_folder_whose_weights_are_not_seen_is_refused(tmp_path: Path) -> None:
     """Or two models with weights of other kinds would share their KV."""
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{}")
     (tmp_path / "model.tensors").write_bytes(b"one")
     with pytest.raises(BadValue, match=r"^revision.*\.safetensors"):
         revision_of(str(tmp_path), None)
