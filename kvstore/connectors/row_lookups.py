@@ -7,6 +7,7 @@ told which rows follow each other. A row is forgotten with the last request that
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.connectors.engine_lookups import DEADLINE_S, MEMO_S, NEXT, Knowledge, News
@@ -29,6 +30,8 @@ class RowAnswer(NamedTuple):
     question: RowQuestion
     there: Sequence[bool] | None
     """For each of its rows; None where the pool is in trouble."""
+    lease_id: int
+    """What is there is leased under this number."""
 
 
 class _Row:
@@ -91,9 +94,13 @@ class RowLookups:
             self._rows[key].number = self._asked
         return RowQuestion(self._asked, keys)
 
-    def hear(self, answer: RowAnswer, now_s: float) -> None:
-        """An answer has come, for rows that may have been forgotten, or asked for again."""
-        question, there = answer
+    def hear(self, answer: RowAnswer, now_s: float) -> list[bytes]:
+        """An answer has come, for rows that may have been forgotten, or asked for again.
+
+        Those of them that somebody may be promised from now on.
+        """
+        question, there, _ = answer
+        promised: list[bytes] = []
         for i, key in enumerate(question.keys):
             row = self._rows.get(key)
             if row is None or row.number != question.number:
@@ -103,6 +110,15 @@ class RowLookups:
                 continue
             row.is_there, row.known_s = there[i], now_s
             row.hear(News.ANSWERED)
+            if row.is_there and row.knowledge is Knowledge.KNOWN:
+                promised.append(key)
+        return promised
+
+    def leases_ended(self, keys: Iterable[bytes]) -> None:
+        """What was leased of these rows is so no more: they are asked for anew if wanted again."""
+        for key in keys:
+            if key in self._rows:
+                self._rows[key].known_s = -inf
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
         """These rows did not come: whoever asks for them now never asks for them again."""
@@ -110,13 +126,16 @@ class RowLookups:
             if key in self._rows:
                 self._rows[key].hear(News.LOAD_FAILED)
 
-    def end(self, request: str) -> None:
-        """The request has gone."""
+    def end(self, request: str) -> list[bytes]:
+        """The request has gone: rows that nobody wants to know of any more."""
+        forgotten: list[bytes] = []
         for key in self._keys_of.pop(request, ()):
             row = self._rows[key]
             row.requests.discard(request)
             if not row.requests:
                 del self._rows[key]
+                forgotten.append(key)
+        return forgotten
 
     def _ask(self, key: bytes, row: _Row, now_s: float) -> None:
         row.number, row.asked_s = 0, now_s

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.connectors import leases
+from tests.unit.engine_store import AtOnce
 from tests.unit.master_rig import Rig
 
 if TYPE_CHECKING:
@@ -24,3 +26,9 @@ def rig() -> Rig:
 def space(rig: Rig) -> OpenedNamespace:
     """A namespace of one part."""
     return rig.open_namespace()
+
+
+@pytest.fixture
+def leases_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given back has been when the call that gave it back returns."""
+    monkeypatch.setattr(leases, "OneThread", AtOnce)

@@ -13,12 +13,30 @@ from kvstore.page import PageChain
 from tests.fake_store import FakeStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvstore.client.locations import Locations, Match
     from kvstore.client.namespaces import OpenedNamespace
     from kvstore.client.outcomes import PutOutcome, ReadOutcome
     from kvstore.hints import Hints
+
+
+class AtOnce:
+    """In place of a OneThread: jobs run where they are given."""
+
+    def __init__(self, name: str) -> None:
+        """Start nothing."""
+        del name
+
+    def run(self, job: Callable[[], None]) -> bool:
+        """Run it."""
+        job()
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Nothing goes on."""
+        del timeout_s
+        return True
 
 
 class EngineFakeStore(FakeStore):

@@ -43,6 +43,8 @@ class ObjectStore:
         self.spoil: dict[bytes, MissReason] = {}
         self.puts_between: list[tuple[OpenedNamespace, bytes, bytes]] = []
         """What somebody else puts, one before each of our puts."""
+        self.leased: dict[int, set[bytes]] = {}
+        """Keys by number of the lease; those without a number are not kept."""
         self.pins: dict[tuple[bytes, str], tuple[float, bool]] = {}
         self.asked: Counter[str] = Counter()
         self.ttls: list[float | None] = []
@@ -117,9 +119,12 @@ class ObjectStore:
         *,
         parts: Sequence[int] = (),
         lease: bool = True,
+        lease_id: int = 0,
     ) -> Found:
         """Find objects; a run each."""
         self._enter("lookup")
+        if lease and lease_id:
+            self.leased[lease_id] = {key for key in chain if key in self.held}
         runs = []
         for number, key in enumerate(chain):
             if key in self.held:
@@ -132,6 +137,16 @@ class ObjectStore:
         located = Located(1, 10.0, (segment("near"),), tuple(runs))
         readable = bytes(key in self.held for key in chain)
         return Found(opened, chain, tuple(parts), (Piece.of(0, located, 0.0, lease),), readable)
+
+    def give_back_lease(self, opened: OpenedNamespace, chain: PageChain, lease_id: int) -> None:
+        """End what was leased of these objects under this number."""
+        self._enter("give_back_lease")
+        self.leased[lease_id].difference_update(chain)
+
+    @property
+    def objects_leased(self) -> int:
+        """How many leases of an object there are that can be given back."""
+        return sum(map(len, self.leased.values()))
 
     def read(
         self, found: Found, into: object, offsets: Sequence[int], *, part: int = 0

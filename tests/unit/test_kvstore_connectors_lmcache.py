@@ -30,6 +30,9 @@ SIZE: Final = 64
 NAMESPACE: Final = "lmcache 0.5 "
 
 
+pytestmark = pytest.mark.usefixtures("leases_end_at_once")
+
+
 class Key(msgspec.Struct, frozen=True):
     """As LMCache's."""
 
@@ -95,6 +98,22 @@ def test_what_is_stored_is_found_and_loaded() -> None:
         ("stored", News(keys[:2], [SIZE, SIZE])),
         ("accessed", News(keys[:2], [])),
     ]
+
+
+def test_locks_are_leases_that_end_with_the_last_who_looked() -> None:
+    cache, keys = Cache(), [Key(b"one"), Key(b"two"), Key(b"three")]
+    cache.objects.store(keys[:2], [Object(bytes_of(1)), Object(bytes_of(2))])
+    cache.objects.look_up(keys, {0: Layout()})
+    cache.objects.look_up(keys[:1], {0: Layout()})
+    assert cache.store.objects_leased == 3
+    assert cache.objects.load(keys[:2], [Object(), Object()]) == [True, True]
+    assert cache.store.objects_leased == 3, "LMCache has not unlocked them"
+    cache.objects.unlock(keys[:2])
+    assert cache.store.objects_leased == 1
+    cache.objects.unlock([keys[0], Key(b"never found")])
+    assert cache.store.objects_leased == 0
+    cache.objects.look_up([Key(b"never found")], {0: Layout()})
+    assert cache.store.asked["give_back_lease"] == 3
 
 
 @pytest.mark.parametrize(
@@ -281,7 +300,7 @@ def test_a_store_that_fails_while_it_opens_is_closed(monkeypatch: pytest.MonkeyP
         raise Unavailable("gone")
 
     monkeypatch.setattr(cache.store, "open_opaque", fail)
-    assert cache.pooled.sizes([b"one"], lease=True) is None
+    assert cache.pooled.sizes([b"one"], lease_id=1) is None
     assert cache.store.asked["close"] == 1
 
 

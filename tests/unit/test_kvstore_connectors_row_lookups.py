@@ -16,7 +16,7 @@ def answered(lookups: RowLookups, *there: bool, now_s: float = 0.0) -> RowQuesti
     """Have what was asked for answered so."""
     question = lookups.question()
     assert question is not None
-    lookups.hear(RowAnswer(question, there), now_s)
+    lookups.hear(RowAnswer(question, there, 0), now_s)
     return question
 
 
@@ -36,7 +36,7 @@ def test_no_answer_by_the_deadline_is_a_miss_and_a_late_one_is_of_use_later() ->
     assert question is not None
     assert ask(lookups, A, now_s=DEADLINE_S * 0.9) == [None]
     assert ask(lookups, A, now_s=DEADLINE_S) == [False]
-    lookups.hear(RowAnswer(question, [True]), DEADLINE_S)
+    lookups.hear(RowAnswer(question, [True], 0), DEADLINE_S)
     assert ask(lookups, A, now_s=DEADLINE_S) == [True]
 
 
@@ -45,7 +45,7 @@ def test_trouble_is_a_miss_and_nobody_waits_for_a_pool_in_trouble() -> None:
     ask(lookups, A)
     question = lookups.question()
     assert question is not None
-    lookups.hear(RowAnswer(question, None), 0.0)
+    lookups.hear(RowAnswer(question, None, 0), 0.0)
     assert ask(lookups, A) == [False]
     assert lookups.is_there("r", B, 0.0, hold=False) is False
     answered(lookups, True)
@@ -91,8 +91,8 @@ def test_rows_are_forgotten_with_the_last_request_that_asked() -> None:
     assert question.keys == (B,)
     lookups.end("other")
     lookups.end("other")
-    lookups.hear(RowAnswer(question, [True]), 0.0)
+    lookups.hear(RowAnswer(question, [True], 0), 0.0)
     assert len(lookups) == 0
     assert ask(lookups, B) == [None]
-    lookups.hear(RowAnswer(question, [True]), 0.0)  # of before it was forgotten
+    lookups.hear(RowAnswer(question, [True], 0), 0.0)  # of before it was forgotten
     assert ask(lookups, B) == [None]

@@ -101,6 +101,9 @@ class Rank:
         self.links.close()
 
 
+pytestmark = pytest.mark.usefixtures("leases_end_at_once")
+
+
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Touching 32 MiB would be most of the time that these tests take."""
@@ -121,7 +124,7 @@ def test_pages_come_back_bit_by_bit_to_other_places() -> None:
     assert rank.save(KEYS, 5, 1, 3)
     for buffer in rank.cache.k_buffer + rank.cache.v_buffer:
         buffer.zero_()
-    assert rank.links.lookup([*KEYS, "d" * 64]) == [1, 2, 3]
+    assert rank.links.lookup("r", [*KEYS, "d" * 64]) == [1, 2, 3]
     assert rank.load(KEYS, 0, 7, 2)
     assert [same(rank.page(to), of) for to, of in zip((0, 7, 2), right, strict=True)] == [True] * 3
     assert not any(each.any() for number in (1, 3, 4, 5, 6) for each in rank.page(number))
@@ -151,7 +154,7 @@ def test_what_was_loaded_or_stored_is_not_stored_again() -> None:
     assert "saved_rows" not in reader.rows.totals
     for each in KEYS:
         rank.store.lose(engine_key(rank.namespace.id, f"0/{each}".encode()))
-    assert reader.links.lookup(KEYS) == []
+    assert reader.links.lookup("r", KEYS) == []
     assert reader.save(KEYS, 0, 1, 2)
     assert reader.rows.totals["saved_rows"] == 3
     rank.close()
@@ -162,9 +165,9 @@ def test_ranks_that_are_alike_have_one_writer() -> None:
     writer = Rank(prefix="all/")
     other = Rank(writer.store, prefix="all/", writes=False)
     assert other.save(KEYS, 0, 1, 2)
-    assert other.links.lookup(KEYS) == []
+    assert other.links.lookup("r", KEYS) == []
     assert writer.save(KEYS, 0, 1, 2)
-    assert other.links.lookup(KEYS) == [1, 2, 3]
+    assert other.links.lookup("r", KEYS) == [1, 2, 3]
     writer.close()
     other.close()
 
@@ -178,11 +181,25 @@ def test_a_load_that_has_not_begun_can_be_cancelled() -> None:
     rank.close()
 
 
+def test_what_a_request_was_promised_is_leased_until_its_load_has_ended() -> None:
+    rank = Rank()
+    rank.save(KEYS, 0, 1, 2)
+    for request in ("r", "other", "r"):
+        assert rank.links.lookup(request, KEYS) == [1, 2, 3]
+    assert rank.store.pages_leased == 6, "of what it asked for twice the last alone"
+    assert rank.load(KEYS, 5, 6, 7)
+    rank.links.reset()  # waits until the load's thread is done with it
+    assert rank.store.pages_leased == 3
+    assert not rank.links.cancel("other")
+    assert rank.store.pages_leased == 0
+    rank.close()
+
+
 def test_trouble_claims_nothing_and_is_told() -> None:
     rank = Rank()
     rank.save(KEYS, 0, 1, 2)
     rank.store.fail["lookup"] = Unavailable("away")
-    assert rank.links.lookup(KEYS) == []
+    assert rank.links.lookup("r", KEYS) == []
     assert not rank.load(KEYS, 0, 1, 2)
     assert not rank.save(["d" * 64], 3)
     rank.close()
@@ -192,9 +209,9 @@ def test_a_pool_that_is_slow_again_and_again_does_not_hold_the_scheduler_up() ->
     rank = Rank()
     rank.save(KEYS, 0, 1, 2)
     rank.store.took_s = 2 * LATE_S
-    assert [rank.links.lookup(KEYS) for _ in range(LATE_MAX)] == [[1, 2, 3]] * LATE_MAX
+    assert [rank.links.lookup("r", KEYS) for _ in range(LATE_MAX)] == [[1, 2, 3]] * LATE_MAX
     asked_s = rank.store.clock.now_s()
-    assert rank.links.lookup(KEYS) == []
+    assert rank.links.lookup("r", KEYS) == []
     assert rank.store.clock.now_s() == asked_s, "nobody was asked"
     rank.close()
 
@@ -204,7 +221,7 @@ def test_after_a_reset_nothing_is_known_or_under_way() -> None:
     rank.links.save(KEYS, tokens(0, 1, 2), lambda: None)
     rank.links.reset()
     assert rank.links.done == 0
-    assert rank.links.lookup(KEYS) == [1, 2, 3]
+    assert rank.links.lookup("r", KEYS) == [1, 2, 3]
     assert rank.save(KEYS, 0, 1, 2)
     assert rank.rows.totals["known_rows"] == 3
     rank.close()

@@ -29,6 +29,9 @@ from tests.unit.sglang_pools import (
 KEYS = [bytes([i]).hex() * 32 for i in range(1, 9)]
 
 
+pytestmark = pytest.mark.usefixtures("leases_end_at_once")
+
+
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Touching 32 MiB would be most of the time that these tests take; two pages fit this."""
@@ -54,6 +57,18 @@ def test_pages_come_back_bit_by_bit_to_other_places(layout: str) -> None:
     for page, right in zip((7, 5, 6), saved, strict=True):
         assert torch.equal(rank.kv.page(page), right)
     assert not any(rank.kv.page(page).any() for page in range(5))
+
+
+def test_what_was_leased_is_given_back_when_it_was_read() -> None:
+    rank = Rank()
+    rank.tier.save(KV, KEYS[:4], indices(0, 1, 2, 3))
+    assert rank.tier.leading(KEYS) == 4
+    assert rank.store.pages_leased == 4
+    rank.tier.load(KV, KEYS[:2], indices(4, 5))
+    assert rank.store.pages_leased == 4, "others of that lookup may still be read"
+    rank.store.spoil[rank.key(KEYS[2])] = MissReason.CHECKSUM
+    rank.tier.load(KV, KEYS[2:4], indices(6, 7))
+    assert rank.store.pages_leased == 0, "whether it came or not"
 
 
 def test_flat_pages_come_back_and_have_rows_of_their_own() -> None:

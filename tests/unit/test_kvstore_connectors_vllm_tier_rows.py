@@ -5,12 +5,14 @@ Threads are real; a test waits for them with `drain`, or by the answer that it w
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvstore.client.locations import Found, Piece
 from kvstore.client.outcomes import MissReason, RefusedReason
+from kvstore.connectors.engine_lookups import MEMO_S
 from kvstore.connectors.engine_pool import EnginePool
 from kvstore.connectors.vllm import tier_rows
 from kvstore.connectors.vllm.tier_rows import Ended, TierRows
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from kvstore.client.outcomes import PutOutcome
     from kvstore.page import PageChain
 
+pytestmark = pytest.mark.usefixtures("leases_end_at_once")
 ROWS, ROW = 16, 64
 NAMESPACE = opaque("t", "rows of an engine")
 KEYS = [bytes([i]) * 36 for i in range(1, 9)]
@@ -110,8 +113,9 @@ class Tier:
         for key in keys:
             self.rows.is_there(request, key)
         self.rows.step_ended()
-        self.rows._asking.close(30.0)  # noqa: SLF001 -- the only way to wait for an answer
-        self.rows._asking._is_closed = False  # noqa: SLF001 -- and to go on afterwards
+        answered = threading.Event()
+        self.rows._asking.run(answered.set)  # noqa: SLF001 -- the only way to wait for an answer
+        assert answered.wait(30.0)
         return [self.rows.is_there(request, key) for key in keys]
 
 
@@ -159,6 +163,50 @@ def test_a_row_that_does_not_come_is_told_and_never_promised_to_its_request_agai
     assert tier.rows.totals["failed_load_rows"] == 2
     tier.store.spoil.clear()
     assert tier.are_there(*KEYS[:4]) == [True, False, False, True]
+
+
+def leased_rows(tier: Tier) -> int:
+    """How many are leased; what the asking thread has been told is taken in first."""
+    tier.rows.is_there("nobody", KEYS[-1])
+    tier.rows.request_ended("nobody")
+    return tier.store.pages_leased
+
+
+def test_what_was_leased_is_given_back_when_it_came_or_its_last_request_has_gone(
+    tier: Tier,
+) -> None:
+    tier.save(KEYS[:4], range(4))
+    assert tier.are_there(*KEYS[:2]) == [True, True]
+    assert tier.are_there(*KEYS[2:4], request="other") == [True, True]
+    assert tier.are_there(KEYS[2], request="third") == [True]
+    assert leased_rows(tier) == 4
+    tier.load(KEYS[:2], [8, 9])
+    assert leased_rows(tier) == 2
+    tier.rows.request_ended("other")
+    assert leased_rows(tier) == 2, "the third still wants one of these, and leases go together"
+    tier.rows.request_ended("third")
+    assert leased_rows(tier) == 0
+    # It was found, and is so no more: it is asked for anew before it is promised.
+    assert tier.rows.is_there("r", KEYS[0]) is None
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_given_back(tier: Tier) -> None:
+    tier.save(KEYS[:1], [0])
+    tier.rows.is_there("r", KEYS[0])
+    tier.rows.step_ended()
+    tier.rows.request_ended("r")
+    assert tier.are_there(KEYS[0], request="later") == [True]
+    assert leased_rows(tier) == 1
+    tier.rows.request_ended("later")
+    assert leased_rows(tier) == 0
+
+
+def test_a_row_that_is_asked_for_anew_is_leased_once(tier: Tier) -> None:
+    tier.save(KEYS[:1], [0])
+    assert tier.are_there(KEYS[0]) == [True]
+    tier.clock.advance(MEMO_S + 1)
+    assert tier.are_there(KEYS[0]) == [True]
+    assert leased_rows(tier) == 1
 
 
 def test_what_is_there_already_or_refused_is_no_trouble(tier: Tier) -> None:

@@ -101,7 +101,8 @@ class KvharborL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: Sequence[ObjectKey]) -> None:
-        """Nothing to be done: leases end by themselves, within seconds."""
+        """What a lookup has leased may go: at once, or within seconds where that cannot be told."""
+        self._objects.unlock(keys)
 
     def submit_load_task(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObject]) -> int:
         """Have objects copied to the memory of these; the task's number."""

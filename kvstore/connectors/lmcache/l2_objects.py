@@ -2,13 +2,13 @@
 
 Objects that were stored here are accounted for until they are deleted, a lookup finds them gone, or
 too many were stored after them: the pool makes room by itself. Locks are the leases that lookups
-take, which end by themselves.
+take, which end by themselves where they are not taken back.
 """
 
 from __future__ import annotations
 
 import threading
-from itertools import islice
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kvstore.connectors.lmcache.naming import BYTES, layout_of, name_of, named_object
@@ -145,15 +145,22 @@ class L2Objects:
         """Which objects are there in the layout of their group, or as plain bytes; leased."""
         names = [_names(key, described) for key in keys]
         every = dict.fromkeys(name for some in names for name in some)
-        sizes = self.pooled.sizes(list(every), lease=True)
+        leases = self.pooled.leases
+        number = leases.number()
+        sizes = self.pooled.sizes(list(every), lease_id=number)
         if sizes is None:
             return [False] * len(keys)
-        there = {name for name, size in zip(every, sizes, strict=True) if size}
-        found = [not there.isdisjoint(some) for some in names]
+        there = {name: size for name, size in zip(every, sizes, strict=True) if size}
+        found = [not there.keys().isdisjoint(some) for some in names]
+        leases.took(number, [*compress(keys, found)], [*there])
         self._forget(
             [key for key, is_there in zip(keys, found, strict=True) if not is_there], every
         )
         return found
+
+    def unlock(self, keys: Sequence[ObjectKey]) -> None:
+        """Of the lookups that found these objects the first have no use for them any more."""
+        self.pooled.leases.let_go(keys)
 
     def load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObject]) -> list[bool]:
         """Which objects have come, verified, into the memory of these."""
@@ -206,7 +213,7 @@ class L2Objects:
             if name > after and (each := _read(name)) and model in (None, each.model_name)
         ]
         some = named[:size]
-        sizes = self.pooled.sizes([name for name, _ in some], lease=False) or [0] * len(some)
+        sizes = self.pooled.sizes([name for name, _ in some]) or [0] * len(some)
         entries = [(each, n) for (_, each), n in zip(some, sizes, strict=True) if n]
         return entries, some[-1][0].hex() if len(named) > size else None
 

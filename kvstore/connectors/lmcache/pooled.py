@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.connectors.engine_pool import EnginePool
+from kvstore.connectors.leases import Leases
 from kvstore.connectors.mooncake.addresses import cut, size_of, slices_of
 from kvstore.connectors.mooncake.codes import Code
 from kvstore.connectors.mooncake.objects import Objects, Value
@@ -44,6 +45,8 @@ class PooledObjects:
         self._namespace = namespace
         self._objects: Objects | None = None
         self.pool = EnginePool(self._connect, (), clock)
+        self.leases = Leases(self.pool, clock, lambda _, *told: self._ask().give_back(*told))
+        """Of what was found with a number."""
 
     def _connect(self) -> KVStore:
         store = self._make()
@@ -68,14 +71,14 @@ class PooledObjects:
 
         return self.pool.call("storing objects", put, [False] * len(items))
 
-    def sizes(self, names: Sequence[bytes], *, lease: bool) -> list[int] | None:
+    def sizes(self, names: Sequence[bytes], *, lease_id: int = 0) -> list[int] | None:
         """Bytes of each, 0 where it is not there; None where nobody could be asked.
 
-        With `lease` nobody takes away what was found for some seconds.
+        With a number of `leases` nobody takes away what was found for some seconds.
         """
 
         def find(_: object) -> list[int]:
-            finding = self._ask().find(names, lease=lease)
+            finding = self._ask().find(names, lease=lease_id > 0, lease_id=lease_id)
             sizes = dict(zip(finding.names, finding.sizes, strict=True))
             return [sizes[name] for name in names]
 
@@ -84,14 +87,17 @@ class PooledObjects:
     def load(self, items: Sequence[Item]) -> list[bool]:
         """Whether each has come: all of it, verified. Names are distinct."""
 
+        names = [item.name for item in items]
+
         def read(_: object) -> list[bool]:
-            finding = self._ask().find([item.name for item in items])
             targets: dict[int, Slices] = {}
-            for number, (item, size) in enumerate(zip(items, finding.sizes, strict=True)):
-                room = slices_of(item.memory)
-                if size == size_of(room) or (item.may_be_shorter and size < size_of(room)):
-                    targets[number] = cut(room, 0, size)
-            codes = self._ask().read(finding, {i: to for i, to in targets.items() if to})
+            with self.leases.reading(names) as lease_id:
+                finding = self._ask().find(names, lease_id=lease_id)
+                for number, (item, size) in enumerate(zip(items, finding.sizes, strict=True)):
+                    room = slices_of(item.memory)
+                    if size == size_of(room) or (item.may_be_shorter and size < size_of(room)):
+                        targets[number] = cut(room, 0, size)
+                codes = self._ask().read(finding, {i: to for i, to in targets.items() if to})
             return [codes.get(number) == Code.OK for number in range(len(items))]
 
         return self.pool.call("loading objects", read, [False] * len(items))
@@ -117,4 +123,5 @@ class PooledObjects:
 
     def close(self) -> None:
         """End the connection; later calls are misses. Safe to repeat."""
+        self.leases.close()
         self.pool.close()

@@ -83,8 +83,12 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
         return True
 
     def batched_contains(self, keys: Sequence[Lmcache]) -> int:
-        """How many of them are there before the first that is not; leased for some seconds."""
-        sizes = self._sizes(keys)
+        """How many of them are there before the first that is not; leased until they are got."""
+        leases = self._objects.leases
+        number = leases.number()
+        names, sizes = self._names(keys), self._sizes(keys, number)
+        there = [name for name, size in zip(names, sizes, strict=True) if size]
+        leases.took(number, there, there)
         return sizes.index(0) if 0 in sizes else len(sizes)
 
     async def batched_async_contains(
@@ -94,9 +98,11 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
         del lookup_id, pin  # every lookup leases
         return await aside(lambda: self.batched_contains(keys))
 
-    def _sizes(self, keys: Sequence[Lmcache]) -> list[int]:
-        names = [self._name(key) for key in keys]
-        return self._objects.sizes(names, lease=True) or [0] * len(keys)
+    def _sizes(self, keys: Sequence[Lmcache], lease_id: int = 0) -> list[int]:
+        return self._objects.sizes(self._names(keys), lease_id=lease_id) or [0] * len(keys)
+
+    def _names(self, keys: Sequence[Lmcache]) -> list[bytes]:
+        return [self._name(key) for key in keys]
 
     def _name(self, key: Lmcache) -> bytes:
         return remote_name(key.to_string(), dict(key.tags or ()), self._layout)
@@ -133,6 +139,7 @@ class KvharborRemoteConnector(RemoteConnector):  # type: ignore[misc]  # likewis
             if each is not None
         ]
         came = self._objects.load([item for _, item in wanted]) if wanted else []
+        self._objects.leases.let_go(self._names(keys))
         for (number, _), has_come in zip(wanted, came, strict=True):
             if not has_come:
                 made[number].ref_count_down()

@@ -157,10 +157,12 @@ class Objects:
                 found.discard(finding.names[i])
         return found
 
-    def find(self, names: Iterable[bytes], *, lease: bool = True) -> Finding:
-        """Where objects are, and how large."""
+    def find(self, names: Iterable[bytes], *, lease: bool = True, lease_id: int = 0) -> Finding:
+        """Where objects are, and how large; `lease_id` as of `give_back`."""
         distinct = list(dict.fromkeys(names))
-        found = self.store.lookup(self._heads, self.chain(distinct), parts=(0,), lease=lease)
+        found = self.store.lookup(
+            self._heads, self.chain(distinct), parts=(0,), lease=lease, lease_id=lease_id
+        )
         sizes = sizes_of(found)
         manifests: dict[int, Manifest] = {}
         short = [i for i, size in enumerate(sizes) if size == MANIFEST_BYTES]
@@ -178,6 +180,13 @@ class Objects:
                 elif manifest is not None:
                     manifests[i], sizes[i] = manifest, manifest.size_bytes
         return Finding(distinct, found, manifests, sizes)
+
+    def give_back(self, names: Sequence[bytes], lease_id: int) -> None:
+        """Nothing is read any more of objects that were found as `lease_id`, any number but 0.
+
+        Of objects in pieces the pieces' own leases lapse: they are taken when they are read.
+        """
+        self.store.give_back_lease(self._heads, self.chain(names), lease_id)
 
     def read(self, finding: Finding, targets: Mapping[int, Slices]) -> dict[int, Code]:
         """Copy found objects, by their places in the finding, to memory of exactly their size."""

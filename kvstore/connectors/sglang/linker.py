@@ -102,8 +102,7 @@ class KvharborLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is not
 
     def lookup(self, rid: str, transfers: Sequence[Transfer]) -> list[int]:
         """Prefixes that are there, and leased, in pages."""
-        del rid
-        return self._links.lookup(_kv(transfers).keys or ())
+        return self._links.lookup(rid, _kv(transfers).keys or ())
 
     def load(self, rid: str, transfers: Sequence[Transfer]) -> bool:
         """Have pages come with the next batch."""

@@ -19,7 +19,7 @@ from kvstore.connectors.sglang.device_pages import DevicePages, pieces_of_rows
 from kvstore.connectors.sglang.hits import leading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvstore.connectors.sglang.rows import Rows
 
@@ -79,9 +79,9 @@ class Links:
 
     # Loads.
 
-    def lookup(self, keys: Sequence[str]) -> list[int]:
-        """Prefixes that are there, and leased, in pages."""
-        there = self._rows.there(self._names(keys), LATE_S) or ()
+    def lookup(self, request: str, keys: Sequence[str]) -> list[int]:
+        """Prefixes that are there, in pages, and leased until the request's load has ended."""
+        there = self._rows.there(self._names(keys), LATE_S, request) or ()
         found = leading(there)
         with self._mutex:
             for key, is_there in zip(keys, there, strict=False):
@@ -95,29 +95,33 @@ class Links:
 
     def cancel(self, request: str) -> bool:
         """Whether a load had not begun, and does not."""
+        self._rows.let_go(request)
         return self._waiting.pop(request, None) is not None
 
     def start(self, ready: Callable[[], None]) -> int:
         """Begin a batch of all that waits, once `ready` has returned: its number, -1 for none."""
         if not self._waiting:
             return -1
-        batch, self._waiting = list(self._waiting.values()), {}
+        batch, self._waiting = self._waiting, {}
         index = self._counter.update_producer()
         self._loads.run(lambda: self._load(index, batch, ready))
         return index
 
-    def _load(self, index: int, batch: Sequence[Load], ready: Callable[[], None]) -> None:
+    def _load(self, index: int, batch: Mapping[str, Load], ready: Callable[[], None]) -> None:
         """In the thread for loads."""
         try:
             ready()
-            rows = [self._read(each.keys) for each in batch]
+            loads = batch.values()
+            rows = [self._read(each.keys) for each in loads]
             for layer in range(self._pages.layers):
-                for each, some in zip(batch, rows, strict=True):
+                for each, some in zip(loads, rows, strict=True):
                     self._pages.scatter(layer, some, each.indices)
                 self._pages.settle()
                 self._counter.complete(index, layer)
         except Exception as error:  # of whatever kind: the request must not wait
             self._counter.fail(index, error)
+        for request in batch:
+            self._rows.let_go(request)
 
     def _read(self, keys: Sequence[str]) -> torch.Tensor:
         rows = self._pages.host_rows(len(keys))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import compress
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
 from kvstore.client.staging import STAGING_BYTES, SpareBuffers
+from kvstore.connectors.leases import Leases
 from kvstore.page import PageChain, engine_key
 from kvstore.transfer.memory import copy_bytes
 
@@ -51,6 +53,7 @@ class Rows:
         self._namespace = namespace
         self._clock = clock
         self._timeout_s = timeout_s
+        self._leases = Leases(pool, clock, self._give_back)
         self._mutex = threading.Lock()
         self._spare: tuple[EngineStore, SpareBuffers] | None = None
         self.counts: Counter[str] = Counter()
@@ -59,17 +62,38 @@ class Rows:
 
     # Finding.
 
-    def there(self, names: Sequence[bytes], late_s: float = inf) -> list[bool] | None:
-        """Which rows are there, and leased for as long as the pool leases; None: in trouble.
+    def there(
+        self, names: Sequence[bytes], late_s: float = inf, holder: object = None
+    ) -> list[bool] | None:
+        """Which rows are there, and leased until they are read, or lapse; None: in trouble.
 
-        Answers that take longer than `late_s` are trouble, too, where some in a row do.
+        A `holder` has them leased until it lets go instead; of what it was promised before it has
+        let go by that. Answers that take longer than `late_s` are trouble, where some in a row do.
         """
-        found = self._pool.call("a lookup", lambda pool: self._find(pool, names).hits, None, late_s)
-        self._count(lookups=1, found_rows=sum(found or ()))
+        number = self._leases.number()
+        found = self._pool.call(
+            "a lookup", lambda pool: self._find(pool, names, number).hits, None, late_s
+        )
+        if holder is not None:
+            self.let_go(holder)
+        there = [*compress(names, found or ())]
+        self._leases.took(number, there if holder is None or not there else [holder], there)
+        self._count(lookups=1, found_rows=len(there))
         return found
 
-    def _find(self, pool: Reached, names: Sequence[bytes]) -> Locations:
-        return pool.store.lookup(pool.opened[0], self._chain(names), timeout_s=self._timeout_s)
+    def let_go(self, holder: object) -> None:
+        """What was found for it is of no use to it any more."""
+        self._leases.let_go([holder])
+
+    def _find(self, pool: Reached, names: Sequence[bytes], lease_id: int) -> Locations:
+        return pool.store.lookup(
+            pool.opened[0], self._chain(names), timeout_s=self._timeout_s, lease_id=lease_id
+        )
+
+    def _give_back(self, pool: Reached, names: Sequence[bytes], lease_id: int) -> None:
+        pool.store.give_back_lease(
+            pool.opened[0], self._chain(names), lease_id, timeout_s=self._timeout_s
+        )
 
     def _chain(self, names: Sequence[bytes]) -> PageChain:
         return PageChain(b"".join([engine_key(self._namespace.id, name) for name in names]))
@@ -84,6 +108,7 @@ class Rows:
         for first in range(0, len(names), step):
             some, into = names[first : first + step], targets[first : first + step]
             came += self._read(some, size, into) or [False] * len(some)
+        self._leases.let_go(names)
         rows = sum(came)
         self._note("read", rows, size, begun_s)
         self._count(
@@ -101,19 +126,20 @@ class Rows:
     def _read_from(
         self, pool: Reached, names: Sequence[bytes], size: int, targets: Sequence[Pieces]
     ) -> list[bool]:
-        found = self._find(pool, names)
-        if any(held != size for held in _sizes(found)):
-            return [False] * len(names)
-        places = range(0, len(names) * size, size)
-        with self._buffers(pool.store).take(max(STAGING_BYTES, len(names) * size)) as buffer:
-            outcomes = pool.store.read(
-                found, buffer, places[: found.pages], timeout_s=self._patience_s(names, size)
-            )
-            came = [isinstance(outcome, Hit) for outcome in outcomes]
-            for there, place, pieces in zip(came, places, targets, strict=True):
-                if there:  # V4
-                    _scatter(buffer.address + place, pieces)
-        return came
+        with self._leases.reading(names) as number:
+            found = self._find(pool, names, number)
+            if any(held != size for held in _sizes(found)):
+                return [False] * len(names)
+            places = range(0, len(names) * size, size)
+            with self._buffers(pool.store).take(max(STAGING_BYTES, len(names) * size)) as buffer:
+                outcomes = pool.store.read(
+                    found, buffer, places[: found.pages], timeout_s=self._patience_s(names, size)
+                )
+                came = [isinstance(outcome, Hit) for outcome in outcomes]
+                for there, place, pieces in zip(came, places, targets, strict=True):
+                    if there:  # V4
+                        _scatter(buffer.address + place, pieces)
+            return came
 
     # Writing.
 
@@ -180,7 +206,8 @@ class Rows:
         return {**self.counts, "circuit_opened": self._pool.times_opened}
 
     def close(self) -> None:
-        """Let buffers and the connection go; what is asked later is a miss."""
+        """Let leases, buffers and the connection go; what is asked later is a miss."""
+        self._leases.close()
         self._pool.close()
 
     def _patience_s(self, names: Sequence[bytes], size: int) -> float:

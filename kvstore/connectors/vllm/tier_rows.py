@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from functools import partial
+from itertools import compress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Refused, Stored
+from kvstore.connectors.leases import Leases
 from kvstore.connectors.one_thread import OneThread
 from kvstore.connectors.row_lookups import RowAnswer, RowLookups, RowQuestion
 from kvstore.page import PageChain, engine_key
@@ -78,6 +80,7 @@ class TierRows:
         self._saves_max = min(save_bytes_max, len(self._memory) // 2) // self.row_bytes
         self._saving = 0
         self._lookups = RowLookups(deadline_s)
+        self._leases = Leases(pool, clock, self._give_back)
         self._answers: SimpleQueue[RowAnswer] = SimpleQueue()
         self._ended: SimpleQueue[Ended] = SimpleQueue()
         self._asking = OneThread("kvharbor-lookups")
@@ -105,21 +108,32 @@ class TierRows:
 
     def request_ended(self, request: str) -> None:
         """Forget what it wanted to know."""
-        self._lookups.end(request)
+        self._leases.let_go(self._lookups.end(request))
 
     def _hear(self, now_s: float) -> None:
         while (answer := _taken(self._answers)) is not None:
-            self._lookups.hear(answer, now_s)
+            promised = self._lookups.hear(answer, now_s)
+            self._leases.let_go(promised)  # what an older answer leased
+            found = [*compress(answer.question.keys, answer.there or ())]
+            self._leases.took(answer.lease_id, promised, found)
 
     def _answered(self, question: RowQuestion) -> RowAnswer:
         """In the thread for lookups."""
-        find = partial(self._found, keys=question.keys)
+        number = self._leases.number()
+        find = partial(self._found, keys=question.keys, lease_id=number)
         found = self._pool.call("a lookup", find, None, self._deadline_s)
-        return RowAnswer(question, None if found is None else found.hits)
+        return RowAnswer(question, None if found is None else found.hits, number)
 
-    def _found(self, pool: Reached, keys: Sequence[bytes]) -> Found:
+    def _found(self, pool: Reached, keys: Sequence[bytes], lease_id: int) -> Found:
         """Found rows are leased, long enough for a load that begins soon."""
-        return pool.store.lookup(pool.opened[0], _chain(pool, keys), timeout_s=self._timeout_s)
+        return pool.store.lookup(
+            pool.opened[0], _chain(pool, keys), timeout_s=self._timeout_s, lease_id=lease_id
+        )
+
+    def _give_back(self, pool: Reached, keys: Sequence[bytes], lease_id: int) -> None:
+        pool.store.give_back_lease(
+            pool.opened[0], _chain(pool, keys), lease_id, timeout_s=self._timeout_s
+        )
 
     # Loads and saves.
 
@@ -144,6 +158,8 @@ class TierRows:
             self._count(each)
             if each.is_load:
                 self._lookups.load_failed(set(each.keys).difference(each.good))
+                self._lookups.leases_ended(each.keys)
+                self._leases.let_go(each.keys)
             else:
                 self._saving -= len(each.keys)
         return ended
@@ -187,12 +203,13 @@ class TierRows:
 
     def _read(self, keys: Sequence[bytes], places: Sequence[int], pool: Reached) -> list[str]:
         """Verified rows into their places; the place of a row that did not come is nobody's."""
-        found = self._found(pool, keys)
         came = [False] * len(keys)
-        if any(found.hits) and self._fits(found):  # V6
-            timeout_s = self._timeout_for(len(keys))
-            outcomes = pool.store.read(found, self._memory, places, timeout_s=timeout_s)
-            came = [isinstance(each, Hit) for each in outcomes]
+        with self._leases.reading(keys) as number:
+            found = self._found(pool, keys, number)
+            if any(found.hits) and self._fits(found):  # V6
+                timeout_s = self._timeout_for(len(keys))
+                outcomes = pool.store.read(found, self._memory, places, timeout_s=timeout_s)
+                came = [isinstance(each, Hit) for each in outcomes]
         return ["loaded_rows" if each else "failed_load_rows" for each in came]
 
     def _fits(self, found: Found) -> bool:
@@ -242,6 +259,7 @@ class TierRows:
         self._is_closing = True
         threads = (self._asking, self._loading, self._storing)
         are_over = [thread.close(CLOSE_TIMEOUT_S) for thread in threads]
+        self._leases.close()
         self._pool.close()
         if not all(are_over):
             raise TimeoutError("a call to the pool still moves rows")
