@@ -155,7 +155,8 @@ class ObjectStore:
         self._enter("read")
         memory = into.memory if isinstance(into, Buffer) else Memory.of("into", into, writable=True)
         memory.check_places("offsets", offsets, found.part_bytes(part))
-        named = {run.first for piece in found.pieces for run in piece.located.runs}
+        runs = [run for piece in found.pieces for run in piece.located.runs]
+        named = {page for run in runs for page in range(run.first, run.first + run.count)}
         outcomes: list[ReadOutcome] = []
         for number, (key, at) in enumerate(zip(found.chain, offsets, strict=True)):
             data = self.held.get(key, {}).get(part)
