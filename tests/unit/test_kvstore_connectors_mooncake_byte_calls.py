@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -216,3 +216,15 @@ def test_before_setup_and_after_close_calls_are_refused(store: MooncakeDistribut
     assert store.close() == 0
     assert store.health_check() == 1
     assert (store.put("a", b"x"), store.get("a"), store.is_exist("a")) == (-600, b"", -600)
+
+
+def test_keys_are_text_of_any_kind_and_nothing_else(store: MooncakeDistributedStore) -> None:
+    odd = ["plain", "\u00fc\U0001f600", "lone \udc80"]
+    assert [store.put(key, key.encode("utf-8", "replace")) for key in odd] == [0, 0, 0]
+    assert store.batch_is_exist([*odd, "absent"]) == [1, 1, 1, 0]
+    assert store.get_batch(odd[:2]) == [b"plain", odd[1].encode()]
+    mixed: list[Any] = ["plain", 7]
+    for call in (store.batch_is_exist, store.get_batch, store.batch_remove):
+        with pytest.raises(TypeError, match="a key is text, not int"):
+            call(mixed)
+    assert store.batch_remove(odd) == [0, 0, 0]

@@ -11,7 +11,7 @@ from kvstore.connectors.mooncake.codes import Code
 from kvstore.connectors.mooncake.located import replicas_of
 from kvstore.connectors.mooncake.objects import Value
 from kvstore.connectors.mooncake.puts import store_values
-from kvstore.connectors.mooncake.session import Session, name_of
+from kvstore.connectors.mooncake.session import Session, name_of, names_of
 from kvstore.connectors.mooncake.values import DEFAULT_CONFIG, BufferHandle, ReplicaDescriptor
 from kvstore.errors import BadValue
 
@@ -108,7 +108,7 @@ class ByteCalls(Session):
 
     def _read_new(self, keys: Sequence[str], kind: type[B]) -> list[B | None]:
         """Read each object once into new memory; keys that are the same share it."""
-        names = [name_of(key) for key in keys]
+        names = names_of(keys)
 
         def read(objects: Objects) -> list[B | None]:
             finding = objects.find(names)
@@ -134,10 +134,10 @@ class ByteCalls(Session):
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """1, 0 or a code for each. Keeps nothing from being evicted."""
-        names = [name_of(key) for key in keys]
+        names = names_of(keys)
 
         def ask(objects: Objects) -> list[int]:
-            return [int(each) for each in objects.exist(names)]
+            return list(map(int, objects.exist(names)))
 
         return self._carry_out(ask, lambda code: [code] * len(names))
 
@@ -175,7 +175,7 @@ class ByteCalls(Session):
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """A code for each."""
         del force
-        names = [name_of(key) for key in keys]
+        names = names_of(keys)
 
         def remove(objects: Objects) -> list[int]:
             return [Code.OK if gone else Code.OBJECT_NOT_FOUND for gone in objects.remove(names)]

@@ -18,7 +18,7 @@ from kvstore.connectors.mooncake.addresses import (
 from kvstore.connectors.mooncake.byte_calls import ByteCalls
 from kvstore.connectors.mooncake.codes import Code
 from kvstore.connectors.mooncake.objects import Value
-from kvstore.connectors.mooncake.session import name_of
+from kvstore.connectors.mooncake.session import name_of, names_of
 from kvstore.connectors.mooncake.values import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class PointerCalls(ByteCalls):
     def _read_into(
         self, keys: Sequence[str], given: Sequence[Sequence[tuple[int, int]]]
     ) -> list[int]:
-        names = [name_of(key) for key in keys]
+        names = names_of(keys)
         places = [_plain(each) for each in given]
 
         def read(objects: Objects) -> list[int]:

@@ -18,7 +18,7 @@ from kvstore.connectors.mooncake.settings import settings_of
 from kvstore.errors import BadValue, KVStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvstore.connectors.mooncake.settings import Settings
 
@@ -101,6 +101,14 @@ def _connect(settings: Settings) -> KVStore:
     return KVStore.connect(
         settings.masters, tenant=settings.tenant, secret=settings.secret(), name=settings.hostname
     )
+
+
+def names_of(keys: Sequence[str]) -> list[bytes]:
+    """Keys as the pool has them. TypeError for anything but text."""
+    try:
+        return list(map(str.encode, keys))
+    except (TypeError, UnicodeEncodeError):
+        return [name_of(key) for key in keys]
 
 
 def name_of(key: str) -> bytes:
