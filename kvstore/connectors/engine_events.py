@@ -6,6 +6,7 @@ step that plans to save it until the last rank has put it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Announcements(Generic[T]):
     def __init__(self, ranks: Sequence[int]) -> None:
         """`ranks` has, for each cache group, how many ranks put its blocks."""
         self._ranks = tuple(ranks)
-        self._planned: dict[PutBlock, _Planned[T]] = {}
+        # Ordered: a dict looks for its first entry among all that were taken out before it.
+        self._planned: OrderedDict[PutBlock, _Planned[T]] = OrderedDict()
         self._ready: list[T] = []
 
     def __len__(self) -> int:
@@ -50,7 +52,7 @@ class Announcements(Generic[T]):
         self._planned.pop(block, None)
         self._planned[block] = _Planned(told, self._ranks[block.group])
         if len(self._planned) > PLANNED_MAX:
-            del self._planned[next(iter(self._planned))]
+            self._planned.popitem(last=False)
 
     def put(self, blocks: Iterable[PutBlock]) -> None:
         """Ranks have put these; a block is ready once as many have as its group has."""

@@ -6,6 +6,7 @@ a request that is preempted loses its blocks, but not the memory of what was sav
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class BlockRun(NamedTuple):
     """Blocks of one group and their hashes; of a group with chains each follows the other."""
 
     group: int
+    first: int
+    """Which block of its request the first of them is."""
     parent: bytes
     """Hash of the block before the first; empty for the first block of all."""
     hashes: tuple[bytes, ...]
@@ -58,7 +61,8 @@ class Saves:
         self._chained = tuple(chained)
         self._tables: dict[str, tuple[list[int], ...]] = {}
         self._saved: dict[str, int] = {}
-        self._planned: dict[tuple[int, bytes], float] = {}
+        # Ordered: a dict looks for its first entry among all that were taken out before it.
+        self._planned: OrderedDict[tuple[int, bytes], float] = OrderedDict()
         """When blocks were last planned to be saved, oldest first."""
 
     def __len__(self) -> int:
@@ -127,6 +131,7 @@ class Saves:
         return [
             BlockRun(
                 group,
+                run[0],
                 hashes[run[0] - 1] if run[0] else b"",
                 tuple([hashes[i] for i in run]),
                 tuple([table[i] for i in run]),
@@ -152,5 +157,6 @@ def loads_of(
         if places:
             parent = hashes[places[0] - 1] if places[0] else b""
             wanted = tuple([hashes[i] for i in places])
-            runs.append(BlockRun(group, parent, wanted, tuple([table[i] for i in places])))
+            blocks = tuple([table[i] for i in places])
+            runs.append(BlockRun(group, places[0], parent, wanted, blocks))
     return tuple(runs)

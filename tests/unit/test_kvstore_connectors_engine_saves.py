@@ -26,6 +26,7 @@ def planned(
     runs = saves.plan(Scheduled(request, HASHES, new_from, full), held, now_s)
     for run in runs:
         places = [HASHES.index(each) for each in run.hashes]
+        assert run.first == places[0]
         assert run.parent == (HASHES[places[0] - 1] if places[0] else b"")
     return [(run.group, run.blocks) for run in runs]
 
@@ -106,7 +107,7 @@ def test_nothing_is_left_of_a_request_that_has_gone() -> None:
 def test_loads_are_of_the_promised_blocks_of_all_groups() -> None:
     runs = loads_of(HASHES, [[11, 12, 13, 14], [0, 0, 23, 24]], 1, 4)
     assert runs == (
-        BlockRun(0, HASHES[0], tuple(HASHES[1:4]), (12, 13, 14)),
-        BlockRun(1, HASHES[1], tuple(HASHES[2:4]), (23, 24)),
+        BlockRun(0, 1, HASHES[0], tuple(HASHES[1:4]), (12, 13, 14)),
+        BlockRun(1, 2, HASHES[1], tuple(HASHES[2:4]), (23, 24)),
     )
     assert loads_of(HASHES, [[0, 0]], 0, 2) == ()

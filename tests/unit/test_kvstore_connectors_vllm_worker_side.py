@@ -101,7 +101,7 @@ class Rank:
 
 def run(group: int, first: int, blocks: tuple[int, ...]) -> BlockRun:
     parent = HASHES[first - 1] if first else b""
-    return BlockRun(group, parent, HASHES[first : first + len(blocks)], blocks)
+    return BlockRun(group, first, parent, HASHES[first : first + len(blocks)], blocks)
 
 
 def same(one: torch.Tensor, other: torch.Tensor, to: int, of: int) -> bool:

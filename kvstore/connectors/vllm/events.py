@@ -51,10 +51,10 @@ class BlockEvents:
     def plan(self, request: Vllm, runs: Iterable[BlockRun]) -> None:
         """These blocks of the request are to be saved."""
         for run in runs:
-            first = request.block_hashes.index(run.hashes[0])
             parents = (run.parent, *run.hashes[:-1])
             for at, block_hash in enumerate(run.hashes):
-                told = self._told(request, run.group, first + at, (block_hash, parents[at]))
+                named = block_hash, parents[at]
+                told = self._told(request, run.group, run.first + at, named)
                 self._stored.plan(PutBlock(run.group, bytes(block_hash)), told)
 
     def put(self, said: RankPuts | None) -> None:

@@ -359,7 +359,8 @@ def _in_place(
 def _piece(run: BlockRun, start: int, stop: int) -> BlockRun:
     """Blocks [start, stop) of a run as a run of their own."""
     parent = run.hashes[start - 1] if start else run.parent
-    return run._replace(parent=parent, hashes=run.hashes[start:stop], blocks=run.blocks[start:stop])
+    hashes, blocks = run.hashes[start:stop], run.blocks[start:stop]
+    return run._replace(first=run.first + start, parent=parent, hashes=hashes, blocks=blocks)
 
 
 def _chain(namespace: Namespace, run: BlockRun) -> PageChain:
