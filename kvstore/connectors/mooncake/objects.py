@@ -11,7 +11,9 @@ from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvstore.client.outcomes import Refused
 from kvstore.client.staging import STAGING_BYTES, SpareBuffers
+from kvstore.clock import SystemClock
 from kvstore.connectors.mooncake.addresses import (
     FIRST_ADDRESS,
     Slices,
@@ -25,6 +27,7 @@ from kvstore.connectors.mooncake.addresses import (
 from kvstore.connectors.mooncake.codes import Code, code_of_put, code_of_read
 from kvstore.connectors.mooncake.large import MANIFEST_BYTES, Manifest, unpack
 from kvstore.connectors.mooncake.located import only, sizes_of
+from kvstore.connectors.mooncake.refusals import Refusals
 from kvstore.namespace import NAME_PART, NAME_PART_BYTES
 from kvstore.page import PageChain, name_key, packed_name, unpacked_name
 from kvstore.transfer.memory import Memory
@@ -72,6 +75,7 @@ class Objects:
         self._heads = store.open_opaque(name, keep_names=True, ttl_s=inf)
         self._pieces = store.open_opaque(f"{name}/pieces", ttl_s=inf)
         self._spare = SpareBuffers(store.buffer)
+        self._refusals = Refusals(SystemClock())
         self._key = lru_cache(KEYS_KEPT)(partial(name_key, self._heads.namespace.id))
 
     def chain(self, names: Iterable[bytes]) -> PageChain:
@@ -116,6 +120,9 @@ class Objects:
                 some = alike[first : first + step]
                 done = self._put_alike(opened, some, size, replicas)
                 outcomes |= zip([value.name for value in some], done, strict=True)
+                for value, outcome in zip(some, done, strict=True):
+                    if isinstance(outcome, Refused):
+                        self._refusals.add(value.name, size, outcome.reason)
         return [outcomes[value.name] for value in values]
 
     def _put_alike(
