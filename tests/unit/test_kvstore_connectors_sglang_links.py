@@ -142,6 +142,16 @@ def test_a_page_that_does_not_come_fails_its_batch_and_touches_nothing() -> None
     rank.close()
 
 
+def test_what_is_asked_for_after_the_end_fails_at_once() -> None:
+    """Nobody would tell whoever waits for it: neither the batch of a load, nor a save's turn."""
+    rank = Rank()
+    rank.close()
+    assert not rank.load(KEYS, 5, 6, 7)
+    rank.links.save(KEYS, tokens(0, 1, 2), lambda: None)
+    assert rank.links.done == 1
+    assert not rank.links.take()
+
+
 def test_what_was_loaded_or_stored_is_not_stored_again() -> None:
     rank = Rank()
     rank.save(KEYS[:2], 0, 1)

@@ -104,7 +104,8 @@ class Links:
             return -1
         batch, self._waiting = self._waiting, {}
         index = self._counter.update_producer()
-        self._loads.run(lambda: self._load(index, batch, ready))
+        if not self._loads.run(lambda: self._load(index, batch, ready)):
+            self._counter.fail(index, LookupError("the engine has left the pool"))
         return index
 
     def _load(self, index: int, batch: Mapping[str, Load], ready: Callable[[], None]) -> None:
@@ -140,7 +141,8 @@ class Links:
 
     def save(self, keys: Sequence[str], indices: torch.Tensor, ready: Callable[[], None]) -> None:
         """Store pages once `ready` has returned; `taken` has what became of it, in order."""
-        self._saves.run(lambda: self._save(tuple(keys), indices, ready))
+        if not self._saves.run(lambda: self._save(tuple(keys), indices, ready)):
+            self._done.append(False)
 
     def _save(self, keys: Sequence[str], indices: torch.Tensor, ready: Callable[[], None]) -> None:
         """In the thread for saves."""
