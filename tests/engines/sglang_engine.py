@@ -124,6 +124,11 @@ class SglangEngine(Program):
 
         until("the engine forgets", forgot)
 
+    def reload(self, model: Path) -> None:
+        """Have it read weights from there, while it runs: it drops its own caches as well."""
+        self.tell(do="reload", model=str(model))
+        assert self.reply() == {"reloaded": True}
+
     def clear(self) -> None:
         """Have it drop what it, and its like, have in the pool."""
         self.tell(do="clear")

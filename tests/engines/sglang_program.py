@@ -34,6 +34,9 @@ def answer(engine: CpuEngine, command: dict[str, Any]) -> dict[str, Any]:
         return generate(engine, command)
     if command["do"] == "forget":
         return {"forgot": engine.flush_cache().success}
+    if command["do"] == "reload":
+        done, told = engine.update_weights_from_disk(command["model"])[:2]
+        return {"reloaded": done or told}
     assert command["do"] == "clear", command
     cleared = engine.tokenizer_manager.clear_hicache_storage()
     return {"cleared": engine.loop.run_until_complete(cleared).success}

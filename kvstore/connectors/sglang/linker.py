@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     LayerWiseLoadCounter,
     UnifiedCacheLinker,
 )
+from sglang.srt.runtime_context import get_context
 from sglang.srt.utils import get_device_module
 from sglang.version import __version__
 
@@ -34,6 +35,7 @@ from kvstore.connectors.sglang.fields import ENGINES, Facts, engine_fields, plai
 from kvstore.connectors.sglang.links import Links, Load
 from kvstore.connectors.sglang.rows import Rows
 from kvstore.connectors.sglang.settings import settings_of
+from kvstore.connectors.sglang.weights import Weights
 from kvstore.errors import BadValue
 
 if TYPE_CHECKING:
@@ -92,11 +94,12 @@ class KvharborLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang is not
         pool = EnginePool(lambda: connect(settings, "sglang"), [namespace], clock)
         same = is_alike_on_ranks(cache)
         share = f"{'all' if same else rank}/pp{params.pp_rank}/cp{params.attn_cp_rank}/"
+        weights = Weights(get_context().overrides_log)
         self.forward_stream = forward_stream
         self.pools = {PoolName.KV: pages}
         self.layer_done_counter = LayerWiseLoadCounter(pages.layers)
         self._links = Links(
-            Rows(pool, namespace, clock, settings.timeout_s), pages, share,
+            Rows(pool, namespace, clock, settings.timeout_s, weights.are_named), pages, share,
             self.layer_done_counter, writes=not same or rank == 0,
         )  # fmt: skip
 

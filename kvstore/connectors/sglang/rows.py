@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from itertools import compress
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kvstore import limits
 from kvstore.client.outcomes import AlreadyThere, Hit, Stored
@@ -20,7 +20,7 @@ from kvstore.page import PageChain, engine_key
 from kvstore.transfer.memory import copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvstore.client.locations import Locations
     from kvstore.client.outcomes import PutOutcome
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvstore.connectors.engine_pool import EnginePool, EngineStore, Reached
     from kvstore.namespace import Namespace
 
+T = TypeVar("T")
 Pieces = tuple[tuple[int, int], ...]
 """(address, bytes) of the pieces of memory that together are one row, in order."""
 
@@ -46,9 +47,18 @@ class Rows:
     """All rows of one namespace."""
 
     def __init__(
-        self, pool: EnginePool, namespace: Namespace, clock: Clock, timeout_s: float
+        self,
+        pool: EnginePool,
+        namespace: Namespace,
+        clock: Clock,
+        timeout_s: float,
+        is_right: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Ask nobody yet. The pool's only namespace is this one."""
+        """Ask nobody yet. The pool's only namespace is this one.
+
+        Once the namespace is not right for the engine any more, nothing is there for it (V7).
+        """
+        self._is_right = is_right
         self._pool = pool
         self._namespace = namespace
         self._clock = clock
@@ -71,7 +81,7 @@ class Rows:
         let go by that. Answers that take longer than `late_s` are trouble, where some in a row do.
         """
         number = self._leases.number()
-        found = self._pool.call(
+        found = self._call(
             "a lookup", lambda pool: self._find(pool, names, number).hits, None, late_s
         )
         if holder is not None:
@@ -80,6 +90,11 @@ class Rows:
         self._leases.took(number, there if holder is None or not there else [holder], there)
         self._count(lookups=1, found_rows=len(there))
         return found
+
+    def _call(
+        self, what: str, work: Callable[[Reached], T], otherwise: T, late_s: float = inf
+    ) -> T:
+        return self._pool.call(what, work, otherwise, late_s) if self._is_right() else otherwise
 
     def let_go(self, holder: object) -> None:
         """What was found for it is of no use to it any more."""
@@ -119,9 +134,7 @@ class Rows:
     def _read(
         self, names: Sequence[bytes], size: int, targets: Sequence[Pieces]
     ) -> list[bool] | None:
-        return self._pool.call(
-            "a load", lambda pool: self._read_from(pool, names, size, targets), None
-        )
+        return self._call("a load", lambda pool: self._read_from(pool, names, size, targets), None)
 
     def _read_from(
         self, pool: Reached, names: Sequence[bytes], size: int, targets: Sequence[Pieces]
@@ -155,7 +168,7 @@ class Rows:
         return stored
 
     def _write(self, names: Sequence[bytes], size: int, sources: Sequence[Pieces]) -> list[bool]:
-        outcomes = self._pool.call(
+        outcomes = self._call(
             "a save", lambda pool: self._write_to(pool, names, size, sources), None
         )
         if outcomes is None:

@@ -18,7 +18,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_context, get_server_args
 from sglang.version import __version__
 
 from kvstore.clock import SystemClock
@@ -30,6 +30,7 @@ from kvstore.connectors.sglang.pages import KV
 from kvstore.connectors.sglang.rows import Rows
 from kvstore.connectors.sglang.settings import WHERE, settings_of
 from kvstore.connectors.sglang.tier import Tier
+from kvstore.connectors.sglang.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,8 @@ class KvharborStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not th
         (namespace,) = namespaces(fields)
         clock, settings = SystemClock(), self._settings
         pool = EnginePool(lambda: connect(settings, "sglang"), [namespace], clock)
-        self.tier.open(Rows(pool, namespace, clock, settings.timeout_s))
+        weights = Weights(get_context().overrides_log)
+        self.tier.open(Rows(pool, namespace, clock, settings.timeout_s, weights.are_named))
 
     def _facts(self, pool: HostPool) -> Facts:
         arguments, config = get_server_args(), self._config
