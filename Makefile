@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-engines libraries etcd-server demo test test-engines chaos lint bench protocol
+.PHONY: help setup setup-engines libraries etcd-server demo test test-engines engines-all chaos lint bench protocol
 .SILENT:
 
 # What a developer's shell may carry that would put other code in front of ours, or send our
@@ -49,6 +49,7 @@ help:
 	echo 'make chaos   random faults under load; READS=1000000 pages at least, SEED=1, POOLS="etcd hosts"'
 	echo 'make setup-engines  build .venv-engines from constraints-engines.txt (once, 3.9 GB)'
 	echo 'make test-engines   tests with real inference engines'
+	echo 'make engines-all    the same, and every fault of a pool in every mode'
 	echo 'make lint    format, lint, import contracts, types'
 	echo 'make bench   benchmarks; QUICK=1 for the short form'
 	echo 'make protocol  write PROTOCOL.md anew after a change of messages'
@@ -187,6 +188,10 @@ test: setup etcd-server
 # them use, fleets of several engines, too: the suite's own limit for a test is short of that.
 test-engines: setup-engines
 	$(ENGINES_PYTHON) -m pytest tests/engines -o faulthandler_timeout=600 $(PYTEST_ARGS)
+
+# What test-engines names as not run, too.
+engines-all: override PYTEST_ARGS += --matrix
+engines-all: test-engines
 
 chaos: setup etcd-server
 	for pool in $(POOLS); do

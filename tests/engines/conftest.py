@@ -1,4 +1,4 @@
-"""Pools and models for tests with engines."""
+"""Pools and models for tests with engines, and which of them run when nothing is said."""
 
 from __future__ import annotations
 
@@ -16,6 +16,34 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DRAM = "256MiB"
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Have the long tests asked for."""
+    parser.addoption("--matrix", action="store_true", help="Run every fault in every mode, too.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the matrix out, unless it is asked for."""
+    if config.getoption("matrix", default=False):
+        return
+    matrix = [each for each in items if each.get_closest_marker("matrix")]
+    items[:] = [each for each in items if each not in matrix]
+    config.stash[LEFT_OUT] = len(matrix)
+    config.hook.pytest_deselected(items=matrix)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what was left out, lest a green run be taken for all of it."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.section("not run", yellow=True)
+        terminalreporter.write_line(
+            f"{left_out} tests: every fault of a pool under vLLM in every mode; "
+            "`make engines-all` runs them, too"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -123,6 +123,11 @@ class VllmEngine(Program):
         self.tell(do="counts")
         return self.reply()
 
+    def metrics(self) -> dict[str, int]:
+        """What the connector has counted, by vLLM's metrics; of engines that keep any."""
+        self.tell(do="metrics")
+        return self.reply()
+
     def await_saved(self, pages: int) -> None:
         """Wait until so many pages were saved, or found to be there, since the start."""
         ends_s = time.monotonic() + ANSWER_S

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.connectors.vllm.foreign import Vllm
+
+OURS: Final = "vllm:kvharbor_"
+GUESSED: Final = "vllm:spec_decode_num_accepted_tokens"
+IS_APART: Final = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0"
+POLL_S: Final = 0.01
 
 
 def connector_counts(engine: LLM) -> dict[str, int]:
@@ -39,8 +46,32 @@ def connector_counts(engine: LLM) -> dict[str, int]:
     counts["preemptions"] = scheduler.preempted_for_tests
     if engine.llm_engine.log_stats:
         found = {each.name: each for each in engine.get_metrics()}
-        counts["guessed"] = int(found["vllm:spec_decode_num_accepted_tokens"].value)
+        if GUESSED in found:
+            counts["guessed"] = int(found[GUESSED].value)
     return counts
+
+
+def metrics(engine: LLM) -> dict[str, int]:
+    """What vLLM shows its operators of the connector, wherever its halves are."""
+    shown = [each for each in engine.get_metrics() if each.name.startswith(OURS)]
+    return {each.name.removeprefix(OURS): int(each.value) for each in shown}
+
+
+def abort(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
+    """Ask for one prompt, and take it back once there is a file `when`; how many are left.
+
+    An engine in this process runs by our steps alone, and is told between two of them.
+    """
+    core, when = engine.llm_engine, Path(command["when"])
+    prompt = {"prompt_token_ids": command["prompt"]}
+    core.add_request("taken back", prompt, SamplingParams(temperature=0.0, ignore_eos=True))
+    while not when.exists():
+        if IS_APART:
+            time.sleep(POLL_S)
+        else:
+            core.step()
+    core.abort_request(["taken back"])
+    return {"left": core.get_num_unfinished_requests()}
 
 
 def count_preemptions(engine: LLM) -> None:
@@ -80,6 +111,10 @@ def answer(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
         return generate(engine, command)
     if command["do"] == "forget":
         return {"forgot": engine.reset_prefix_cache()}
+    if command["do"] == "abort":
+        return abort(engine, command)
+    if command["do"] == "metrics":
+        return metrics(engine)
     assert command["do"] == "counts", command
     return connector_counts(engine)
 
@@ -91,7 +126,7 @@ def serve(answer: Callable[[LLM, dict[str, Any]], dict[str, Any]]) -> None:
     engine = LLM(**options)
     if "kv_transfer_config" in options and not os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING"):
         raise SystemExit("say whether the engine has a process of its own")
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0" and "kv_transfer_config" in options:
+    if not IS_APART and "kv_transfer_config" in options:
         count_preemptions(engine)
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:

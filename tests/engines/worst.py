@@ -36,13 +36,17 @@ class Pausing:
     def generate(self, engine: VllmEngine, do_worst: Callable[[], object]) -> Generated:
         """Have it load; do the worst between its lookup and its load."""
         engine.forget()
-        self.pause.touch()
+        self.stop_the_next()
         engine.begin_generate([PROMPT])
         until("a load begins", self.here.exists)
         do_worst()
-        self.here.unlink()
         self.pause.unlink()
         return engine.end_generate()
+
+    def stop_the_next(self) -> None:
+        """Let no load begin; of several ranks the last may have come late to the one before."""
+        self.here.unlink(missing_ok=True)
+        self.pause.touch()
 
 
 def spoil(up: Up) -> int:
