@@ -214,21 +214,24 @@ class Lab:
         rates: dict[str, float] = {}
         rows: list[dict[str, Figure]] = []
         for shape in self._setting.shapes:
-            count = IN_FLIGHT
-            for _ in range(2):  # the first is to warm up, and tells how many make a while
-                self._seed += 1
-                served = self._load(shape, 1.0, count, in_flight=IN_FLIGHT)
-                rate = len(served.complete()) / served.seconds
-                count = max(2 * IN_FLIGHT, round(rate * self._setting.seconds))
-            rates[shape.name] = rate
+            warm = self._some_always(shape, IN_FLIGHT)  # which tells how many make a while, too
+            count = max(2 * IN_FLIGHT, round(warm.rate * self._setting.seconds))
+            served = self._some_always(shape, count)
+            rates[shape.name] = served.rate
             tokens = sum(each.tokens for each in served.complete()) / served.seconds
             rows.append({
                 "fleet": shape.name, "workers": len(shape.roles), "threads each": shape.threads,
-                "requests": len(served.outcomes), "requests/s": rate, "answer tokens/s": tokens,
+                "requests": len(served.outcomes), "requests/s": served.rate,
+                "answer tokens/s": tokens,
                 "cpu ms/request": 1e3 * served.cpu_s / len(served.complete()),
             })  # fmt: skip
         self._report.table(f"{self._setting.model}: {IN_FLIGHT} requests at any time", rows)
         return rates
+
+    def _some_always(self, shape: Shape, count: int) -> Served:
+        """So many requests of one fleet, as fast as it answers."""
+        self._seed += 1
+        return self._load(shape, 1.0, count, in_flight=IN_FLIGHT)
 
     def _compare(self, rate: float) -> None:
         """All fleets at one rate, in turns."""

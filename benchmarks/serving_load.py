@@ -99,6 +99,11 @@ class Served:
     cpu_s: float
     """Of all processes that took part but the one that asks."""
 
+    @property
+    def rate(self) -> float:
+        """Whole answers a second."""
+        return len(self.complete()) / self.seconds
+
     @classmethod
     def all_of(cls, loads: Sequence[Served]) -> Served:
         """These together."""
