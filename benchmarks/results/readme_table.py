@@ -5,12 +5,12 @@ A test compares the README with what this gives, so the figures there are those 
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from benchmarks.harness import ROOT
+from benchmarks.results.files import Document, Row, load, origin, parameters, tables
+from benchmarks.results.readme_engines import drop_in_lines, engines_lines
 
-RESULTS: Final = ROOT / "benchmarks" / "results"
 README: Final = ROOT / "README.md"
 START: Final = "<!-- measured: made by `python -m benchmarks.results.readme_table` -->"
 STOP: Final = "<!-- /measured -->"
@@ -27,29 +27,6 @@ WAYS: Final = {
 
 OVERLOAD: Final = " asked for more than the trace does"
 PUSHED: Final = " asked for more than it can do"
-
-Row = dict[str, str | float]
-Document = dict[str, object]
-
-
-def load(name: str) -> Document:
-    """One result file."""
-    document: Document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return document
-
-
-def tables(document: Document) -> dict[str, list[Row]]:
-    """The tables of a result, by title."""
-    found = document["tables"]
-    assert isinstance(found, dict)
-    return found
-
-
-def parameters(document: Document) -> Row:
-    """How a result was measured."""
-    found = document["parameters"]
-    assert isinstance(found, dict)
-    return found
 
 
 def batch_table(document: Document) -> list[str]:
@@ -164,15 +141,6 @@ def pushed_table(document: Document, model: str) -> list[str]:
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def origin(document: Document) -> str:
-    """Where the figures come from."""
-    machine = document["machine"]
-    assert isinstance(machine, dict)
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
-    where += f", load {document['load']}" if "load" in document else ""  # older ones do not say
-    return f"`python {document['command']}` at commit `{document['commit']}`; {where}."
 
 
 def serving_table(document: Document, model: str) -> list[str]:
@@ -338,6 +306,10 @@ def block() -> str:
         *early_lines(),
         "",
         *shedding_lines(),
+        "",
+        *engines_lines(),
+        "",
+        *drop_in_lines(),
         STOP,
     ]
     return "\n".join(lines)
